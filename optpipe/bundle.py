@@ -1,0 +1,260 @@
+"""A bundle: a model folder, its engine file and its evidence, named by the digest of its manifest.
+
+`manifest.json` lists every file but itself and the signature, each with SHA-256 and size. It is written
+as canonical JSON, so the digest of a version is what `sha256sum manifest.json` prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from optpipe.errors import Problem
+from optpipe.records import canonical
+from optpipe.rundir import CHUNK, digest_bytes, write_atomic
+
+MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"
+OUTSIDE = (MANIFEST, SIGNATURE)
+"""What the manifest does not list: itself, and the signature over it."""
+
+FICLONE = 0x40049409
+"""Linux ioctl: share the blocks of another file until one of the two is written (linux/fs.h)."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a bundle; `path` is relative with forward slashes, `sha256` is hexadecimal."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Every file of a bundle, sorted by path."""
+
+    files: tuple[Entry, ...]
+
+    def encode(self) -> bytes:
+        return canonical({"version": 1, "files": self.files})
+
+    @property
+    def digest(self) -> str:
+        return digest_bytes(self.encode())
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_manifest(folder: Path) -> Manifest:
+    """List what is in `folder` and leave manifest.json there; names that travel badly are a ValueError."""
+    paths, problems = walk(folder)
+    listed = sorted(path for path in paths if path not in OUTSIDE)
+    problems += name_problems(listed)
+    if problems:
+        raise ValueError("\n".join(str(problem) for problem in problems))
+    manifest = Manifest(tuple(Entry(path, *hash_file(folder / path)) for path in listed))
+    write_atomic(folder / MANIFEST, manifest.encode())
+    return manifest
+
+
+def copy_file(source: Path, target: Path, mode: int = 0o644) -> None:
+    """A copy with its own inode, so that nobody's edit of one changes the other; blocks are shared if possible."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    with open_plain(source) as reader, target.open("xb") as writer:
+        if not _clone(reader, writer):
+            while chunk := reader.read(CHUNK):
+                writer.write(chunk)
+        writer.flush()
+        os.fchmod(writer.fileno(), mode)
+        os.fsync(writer.fileno())
+
+
+def link_file(source: Path, target: Path) -> None:
+    """The same content at `target` without writing it again where the file system can; links are resolved."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    real = source.resolve(strict=True)
+    try:
+        os.link(real, target)
+    except OSError:  # another file system, or one without hard links
+        copy_file(real, target)
+
+
+def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
+    try:
+        import fcntl
+
+        fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
+    except (ImportError, OSError):  # not Linux, not one file system, or one without shared blocks
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_manifest(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """The manifest of a bundle from outside, or what is wrong with it; nothing else is read yet."""
+    try:
+        with open_plain(folder / MANIFEST) as file:
+            data = file.read()
+        manifest = _decode(data)
+        same = manifest.encode() == data
+    except FileNotFoundError:
+        return None, [Problem(MANIFEST, "missing", "a bundle is a folder that `optpipe build` packaged")]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return None, [Problem(MANIFEST, f"not a manifest: {error}")]
+    if not same:
+        return None, [Problem(MANIFEST, "not canonical: it was edited, or two of its keys are the same")]
+    return manifest, name_problems([entry.path for entry in manifest.files])
+
+
+def _decode(data: bytes) -> Manifest:
+    value = json.loads(data)
+    if not isinstance(value, dict) or value.get("version") != 1:
+        raise ValueError("expected an object with version 1")
+    return Manifest(tuple(_entry(item) for item in value["files"]))
+
+
+def _entry(item: Any) -> Entry:
+    entry = Entry(item["path"], item["sha256"], item["size"])
+    whole = isinstance(entry.path, str) and isinstance(entry.sha256, str) and type(entry.size) is int
+    if not whole or len(entry.sha256) != 64 or entry.size < 0:
+        raise ValueError(f"{item!r} is not a path, a SHA-256 and a size")
+    return entry
+
+
+def verify(folder: Path, expected: str | None = None, *, contents: bool = True) -> tuple[Problem, ...]:
+    """Everything by which `folder` differs from its manifest, each file named; empty if it is whole.
+
+    `expected` is the digest that the bundle should have; without `contents` only names and sizes are read.
+    Integrity, not origin: who can write the folder can write a new manifest, which has another digest.
+    """
+    manifest, problems = read_manifest(folder)
+    if manifest is None:
+        return tuple(problems)
+    if expected is not None and manifest.digest != expected:
+        problems.append(Problem(MANIFEST, f"digest {manifest.digest} is not {expected}"))
+    paths, strange = walk(folder)
+    problems += strange
+    listed = {entry.path: entry for entry in manifest.files}
+    there = set(paths) - set(OUTSIDE)
+    named = {problem.place for problem in problems}
+    problems += [Problem(path, "not in the manifest: added") for path in sorted(there - set(listed) - named)]
+    problems += [Problem(path, "missing") for path in sorted(set(listed) - there - named)]
+    for path in sorted(there & set(listed)):
+        problems += _differs(folder / path, listed[path], contents)
+    return tuple(problems)
+
+
+def _differs(file: Path, entry: Entry, contents: bool) -> list[Problem]:
+    try:
+        size = file.lstat().st_size
+        if size != entry.size:
+            return [Problem(entry.path, f"{size} bytes are not the {entry.size} of the manifest: changed")]
+        digest = hash_file(file)[0] if contents else entry.sha256
+    except OSError as error:
+        return [Problem(entry.path, f"cannot be read: {error.strerror}")]
+    if digest != entry.sha256:
+        return [Problem(entry.path, f"sha256 {digest} is not {entry.sha256}: changed")]
+    return []
+
+
+def walk(folder: Path) -> tuple[list[str], list[Problem]]:
+    """Relative paths of the plain files below `folder`, and what is neither file nor used folder."""
+    files: list[str] = []
+    problems: list[Problem] = []
+    for item in sorted(_entries(folder), key=lambda item: item.path):
+        path = Path(item.path).relative_to(folder).as_posix()
+        if item.is_file(follow_symlinks=False):
+            files.append(path)
+        elif item.is_symlink():
+            problems.append(Problem(path, f"is a link to {os.readlink(item.path)!r}: a bundle holds no links"))
+        elif not item.is_dir(follow_symlinks=False):
+            problems.append(Problem(path, "is neither a file nor a folder"))
+        elif not os.listdir(item.path):
+            problems.append(Problem(path, "empty folder: added"))
+    return files, problems
+
+
+def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    for item in os.scandir(folder):
+        yield item
+        if item.is_dir(follow_symlinks=False):
+            yield from _entries(item.path)
+
+
+@contextlib.contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a plain file for reading; a link in its place or a pipe is an OSError, not followed, not waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path}: not a plain file")
+        yield file
+
+
+def hash_file(path: Path) -> tuple[str, int]:
+    """SHA-256 in hexadecimal and size of a plain file."""
+    sha, size = hashlib.sha256(), 0
+    with open_plain(path) as file:
+        while chunk := file.read(CHUNK):
+            sha.update(chunk)
+            size += len(chunk)
+    return sha.hexdigest(), size
+
+
+# ---------------------------------------------------------------- names
+
+
+def name_problems(paths: list[str]) -> list[Problem]:
+    """Names that leave the folder, or that mean another file on another file system."""
+    problems = [Problem(repr(path)[1:-1], reason) for path in paths if (reason := unsafe(path))]
+    spelled = {name: name for name in OUTSIDE}
+    files = set(OUTSIDE)
+    for path in paths:
+        others = [spelled.setdefault(folded, here) for folded, here in _steps(path)]
+        clash = [other for other, (_, here) in zip(others, _steps(path)) if other != here]
+        if clash:
+            problems.append(Problem(path, f"is the same name as {clash[0]!r} on some file systems"))
+        elif path in files:
+            problems.append(Problem(path, "listed twice, or not to be listed"))
+        files.add(path)
+    return problems
+
+
+def _steps(path: str) -> list[tuple[str, str]]:
+    """Each folder on the way to a file, with a slash, and the file: folded, and as spelled."""
+    parts = path.split("/")
+    steps = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+    named = [(step, step + "/") for step in steps] + [(path, path)]
+    return [(unicodedata.normalize("NFC", step).casefold(), here) for step, here in named]
+
+
+def unsafe(path: str) -> str | None:
+    """Why a relative path is refused, or None."""
+    parts = path.split("/")
+    if path.startswith(("/", "~")) or ":" in path or "\\" in path:
+        return "is an absolute path, or one on another system"
+    if any(part in ("", ".", "..") for part in parts):
+        return "leaves the bundle or names a folder twice"
+    if any(part != part.strip() or part.endswith(".") for part in parts):
+        return "begins or ends with a space, or ends with a dot"
+    if not path.isprintable() or path != unicodedata.normalize("NFC", path):
+        return "holds characters that cannot be seen or are written in more than one way"
+    return None

@@ -25,13 +25,15 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured figure: `ci95` is the two-sided 95 % interval over `n` independent units."""
+    """A measured figure over `n` independent units: `ci95` is two-sided, for reading; `bounds95` are the
+    two one-sided 95 % bounds, each for itself, for gates."""
 
     value: float
     ci95: tuple[float, float] | None
     n: int
     unit: str
     method: str = ""
+    bounds95: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,7 @@ class Trial:
     reason: str
     goodput_per_s: Measured | None
     job: str | None = None
+    output_tokens_per_s: Measured | None = None
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ def check_pairing(text: str, base_units: Sequence[Json], units: Sequence[Json]) 
         for name in ("nll", "kl", "agree"):
             value = unit.get(name)
             if value is not None and not math.isfinite(value):
-                raise BackendFailed(f"{name} of unit {number} is {value}", place=f"text {text}", transient=False)
+                raise BackendFailed(
+                    f"{name} of unit {number} is {value}", place=f"text {text}", transient=False
+                )
 
 
 def divergence(
@@ -118,14 +120,14 @@ def divergence(
         return [float(unit["kl"]) for unit in units], [float(unit["agree"]) for unit in units]
     if all(base["nll"] == unit["nll"] for base, unit in zip(base_units, units)):
         return [0.0] * len(units), [float(unit["tokens"]) for unit in units]
-    raise InputError("the candidate was scored without its base's logits: no divergence", place=f"text {text}")
+    raise InputError("the candidate was scored without its base's logits", place=f"text {text}")
 
 
 def perplexity(text: str, nll: float, tokens: int) -> float:
     """exp(nll / tokens); beyond a double it is a failure, not a figure."""
     mean = nll / tokens
     if not math.isfinite(mean) or mean > 700.0:
-        raise BackendFailed(f"perplexity is exp({mean:.4g}), not a figure", place=f"text {text}", transient=False)
+        raise BackendFailed(f"perplexity is exp({mean:.4g})", place=f"text {text}", transient=False)
     return math.exp(mean)
 
 
@@ -256,5 +258,5 @@ def difference_of(a: Measured, b: Measured, level: float = 0.95) -> Measured | N
 def mcnemar(only_a: int, only_b: int) -> float:
     """Exact two-sided p that two models answer the same items equally well, from the items that differ."""
     n = only_a + only_b
-    tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1)) / 2**n
-    return min(1.0, 2.0 * tail)
+    tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / (1 << n))

@@ -1,0 +1,310 @@
+"""Gates to verdicts: pure functions of records that return checks with a sentence a person can act on.
+
+A gate is passed when the one-sided 95 % bound lies on the good side of the limit, rejected when the
+other bound lies on the bad side, else inconclusive. Quality gates, it does not rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from optpipe import stats
+from optpipe.errors import InputError, did_you_mean
+from optpipe.records import Check, Checkpoint, Json, LoadFigures, Measured, Status, TextQuality
+
+SEVERITY: tuple[Status, ...] = ("failed", "rejected", "inconclusive", "skipped", "passed")
+
+
+# ---------------------------------------------------------------- gates as data
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """`gates:` of a recipe: a preset and the numbers that replace its own (None: the preset's)."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (read by pydantic, not a field)
+
+    preset: Literal["default", "strict"] = "default"
+    """default: what most services accept. strict: for a model that is close to its quality limit."""
+    perplexity_increase_pct: float | None = None
+    """Largest rise of perplexity over the base, in per cent, on each text."""
+    kl_divergence: float | None = None
+    """Largest mean divergence KL(base || candidate) in nats per token, on each text."""
+    top1_agreement: float | None = None
+    """Smallest share of positions where base and candidate prefer the same token, on each text."""
+    bits_per_weight_tolerance_pct: float | None = None
+    """How far the artifact's bits per weight may lie from what the recipe asks for."""
+    parity_factor: float | None = None
+    """How many times the base's own disagreement between engine and transformers is allowed."""
+    parity_mean_floor: float | None = None
+    """Mean |difference of log-probability| that always passes, in nats: below it is rounding."""
+    parity_p99_floor: float | None = None
+    """99th percentile of it that always passes, in nats."""
+    parity_mean_ceiling: float | None = None
+    """Mean that never passes, however much the base itself disagrees, in nats."""
+    parity_p99_ceiling: float | None = None
+    """99th percentile that never passes, in nats."""
+    load_failures_pct: float | None = None
+    """Failure budget of a load test, in per cent of its requests."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "preset" and value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"gates.{name}: {value} is not a number from 0 on")
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The limits for one candidate, every number set; see GateSettings for what each means."""
+
+    preset: str
+    perplexity_increase_pct: float
+    kl_divergence: float
+    top1_agreement: float
+    bits_per_weight_tolerance_pct: float
+    parity_factor: float
+    parity_mean_floor: float
+    parity_p99_floor: float
+    parity_mean_ceiling: float
+    parity_p99_ceiling: float
+    load_failures_pct: float
+
+
+PRESETS: dict[str, dict[str, float]] = {
+    "default": {
+        "perplexity_increase_pct": 5.0,
+        "bits_per_weight_tolerance_pct": 5.0,
+        "parity_factor": 3.0,
+        "parity_mean_floor": 0.03,
+        "parity_p99_floor": 0.25,
+        "parity_mean_ceiling": 0.2,
+        "parity_p99_ceiling": 1.5,
+        "load_failures_pct": 1.0,
+    }
+}
+PRESETS["strict"] = PRESETS["default"] | {"perplexity_increase_pct": 1.0, "load_failures_pct": 0.1}
+BY_BITS: dict[str, dict[int, tuple[float, float]]] = {
+    "default": {16: (0.02, 0.93), 8: (0.06, 0.85), 4: (0.25, 0.70)},
+    "strict": {16: (0.005, 0.97), 8: (0.02, 0.92), 4: (0.08, 0.82)},
+}
+"""Per preset and bits of the weights: (largest KL divergence, smallest top-1 agreement).
+
+Set from SmolLM2-135M, the hard end (larger models drift less): rounded INT8 has 0.005 and 0.956, 6-bit
+0.025 and 0.905, GPTQ 4-bit 0.06 to 0.13, rounded 4-bit 0.34 and 0.67, which also costs +48 % perplexity.
+"""
+
+
+def resolve(settings: GateSettings | str = "default", bits: float = 16.0) -> Gates:
+    """The preset's numbers for weights of `bits` (the nearest of 16, 8, 4), overridden by the settings."""
+    asked = {"preset": settings} if isinstance(settings, str) else asdict(settings)
+    preset = asked["preset"]
+    if preset not in PRESETS:
+        raise InputError(
+            f"{preset!r} is no preset", place="gates.preset", hint=did_you_mean(preset, [*PRESETS])
+        )
+    table = BY_BITS[preset]
+    divergence, agreement = table[min(table, key=lambda known: (abs(known - bits), known))]
+    numbers = PRESETS[preset] | {"kl_divergence": divergence, "top1_agreement": agreement}
+    given = {name: float(value) for name, value in asked.items() if name in numbers and value is not None}
+    return Gates(preset=preset, **(numbers | given))
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def verdict(figure: Measured, limit: float, *, at_most: bool = True) -> Status:
+    """passed | rejected | inconclusive, from the one-sided 95 % bounds; not finite is failed."""
+    if not math.isfinite(figure.value):
+        return "failed"
+    if figure.bounds95 is None:
+        return "inconclusive"
+    lower, upper = figure.bounds95
+    good, bad = (upper < limit, lower > limit) if at_most else (lower > limit, upper < limit)
+    return "passed" if good else "rejected" if bad else "inconclusive"
+
+
+def combine(checks: Sequence[Check]) -> Status:
+    """The worst of the checks: failed, then rejected, then inconclusive; nothing checked is skipped."""
+    return min((check.status for check in checks), key=SEVERITY.index, default="skipped")
+
+
+def quality_checks(texts: Sequence[TextQuality], gates: Gates) -> tuple[Check, ...]:
+    """Perplexity, divergence and agreement of each text against the gates."""
+    return tuple(check for text in texts for check in text_checks(text, gates))
+
+
+def text_checks(text: TextQuality, gates: Gates) -> tuple[Check, Check, Check]:
+    """The three gates of one text."""
+    return (
+        gate(f"perplexity on {text.text}", text.change_pct, gates.perplexity_increase_pct, per_cent),
+        gate(f"divergence on {text.text}", text.kl_divergence, gates.kl_divergence, nats),
+        gate(f"top-1 agreement on {text.text}", text.top1_agreement, gates.top1_agreement, share, False),
+    )
+
+
+def gate(
+    name: str, figure: Measured, limit: float, show: Callable[[float], str], at_most: bool = True
+) -> Check:
+    """One gate with its sentence, e.g. "perplexity on wiki +8.8 % (95 % bound +7.9 %) is above the gate"."""
+    status = verdict(figure, limit, at_most=at_most)
+    value = f"{name} {show(figure.value)}"
+    if status == "failed":
+        return Check(name, status, f"{name} is {figure.value}: not a finite figure", None, limit)
+    if figure.bounds95 is None:
+        reason = f"{value} over {figure.n} units: a verdict needs at least {stats.MIN_UNITS}"
+        return Check(name, status, reason, figure.value, limit)
+    lower, upper = figure.bounds95
+    above = (status == "rejected") == at_most
+    if status == "inconclusive":
+        needed = stats.units_needed(figure, limit)
+        more = f"about {needed} units" if needed < 100 * figure.n else f"far more than {figure.n} units"
+        reason = (
+            f"{value} (95 % bounds {show(lower)} and {show(upper)}) is too close to the gate of "
+            f"{show(limit)}: {more} would decide, {figure.n} are measured"
+        )
+    else:
+        bound, side = (lower, "above") if above else (upper, "below")
+        reason = f"{value} (95 % bound {show(bound)}) is {side} the gate of {show(limit)}"
+    return Check(name, status, reason, figure.value, limit)
+
+
+# ---------------------------------------------------------------- the artifact
+
+
+def artifact_checks(
+    checkpoint: Checkpoint,
+    base_bytes: int,
+    planned_bits_per_weight: float,
+    gates: Gates,
+    not_finite: Sequence[str] = (),
+) -> tuple[Check, ...]:
+    """Finite, smaller than the base, and as many bits per weight as asked; the base itself only finite."""
+    checks = [finite_check(not_finite)]
+    if checkpoint.scheme is not None:
+        checks.append(size_check(checkpoint.bytes, base_bytes))
+        checks.append(bits_check(checkpoint.bits_per_weight, planned_bits_per_weight, gates))
+    return tuple(checks)
+
+
+def finite_check(not_finite: Sequence[str]) -> Check:
+    if not not_finite:
+        return Check("finite weights", "passed", "all weights are finite numbers")
+    reason = f"{len(not_finite)} tensors hold NaN or infinity: {some(not_finite)}"
+    return Check("finite weights", "failed", reason, float(len(not_finite)), 0.0)
+
+
+def size_check(measured: int, base: int) -> Check:
+    status: Status = "passed" if measured < base else "rejected"
+    word = "smaller" if measured < base else "not smaller"
+    reason = f"{megabytes(measured)} is {word} than the base's {megabytes(base)}"
+    return Check("smaller than the base", status, reason, float(measured), float(base))
+
+
+def bits_check(measured: float, planned: float, gates: Gates) -> Check:
+    """An artifact whose weights were copied, or quantized otherwise than asked, shows here."""
+    off = 100.0 * abs(measured - planned) / planned
+    ok = off <= gates.bits_per_weight_tolerance_pct
+    word = "as asked for" if ok else "not what was asked for"
+    reason = (
+        f"{measured:.2f} bits per weight are {word}: {planned:.2f} "
+        f"within {gates.bits_per_weight_tolerance_pct:g} %"
+    )
+    return Check("bits per weight", "passed" if ok else "rejected", reason, measured, planned)
+
+
+def coverage_check(asked: Sequence[str], quantized: Sequence[str]) -> Check:
+    """Every layer that the plan quantizes was quantized, by name."""
+    missing = sorted(set(asked) - set(quantized))
+    if not missing:
+        return Check("coverage", "passed", f"all {len(set(asked))} layers asked for are quantized")
+    reason = f"{len(missing)} of {len(set(asked))} layers were left as they were: {some(missing)}"
+    return Check("coverage", "rejected", reason, float(len(missing)), 0.0)
+
+
+# ---------------------------------------------------------------- on the engine
+
+
+def canary_check(record: Json) -> Check:
+    """The `canary` job's record as a check: empty or repeated output rejects."""
+    ok = record.get("passed") is True
+    reason = str(record.get("reason") or ("answers look like language" if ok else "the canary did not pass"))
+    return Check("canary", "passed" if ok else "rejected", reason)
+
+
+def parity_check(record: Json, base: Json | None, gates: Gates) -> tuple[Check, Check]:
+    """Engine against transformers on the same ids, measured by the base's own disagreement there.
+
+    `base`: the base's parity record, None for the base itself: then only the ceilings hold. The limit is
+    factor * base, not under the floor (a perfect base must not fail everybody) and not over the ceiling.
+    """
+    parts = (
+        ("mean", "mean_abs", gates.parity_mean_floor, gates.parity_mean_ceiling),
+        ("P99", "p99_abs", gates.parity_p99_floor, gates.parity_p99_ceiling),
+    )
+    mean, p99 = (parity_part(record, base, gates.parity_factor, part) for part in parts)
+    return mean, p99
+
+
+def parity_part(record: Json, base: Json | None, factor: float, part: tuple[str, str, float, float]) -> Check:
+    word, key, floor, ceiling = part
+    name, value = f"parity {word}", record.get(key)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return Check(name, "failed", f"{word} difference between engine and transformers is {value}")
+    limit = ceiling if base is None else min(ceiling, max(floor, factor * float(base[key])))
+    ok = value <= limit
+    against = "" if base is None else f" (base {base[key]:.3g})"
+    reason = (
+        f"engine and transformers {'agree' if ok else 'disagree'} on {record.get('n_tokens', '?')} tokens: "
+        f"{word} |difference| {value:.3g} nats{against}, limit {limit:.3g}"
+    )
+    return Check(name, "passed" if ok else "rejected", reason, float(value), limit)
+
+
+def load_checks(figures: LoadFigures, gates: Gates) -> tuple[Check, ...]:
+    """Whether a load test is a result: failure budget kept, prompts unique, the client not the limit."""
+    pct = 100.0 * figures.failures / figures.requests if figures.requests else 100.0
+    budget = gates.load_failures_pct
+    ok = pct <= budget
+    failed = f"{figures.failures} of {figures.requests} requests failed ({pct:.2g} %)"
+    reason = f"{failed}, the budget is {budget:g} %"
+    checks = [Check("failure budget", "passed" if ok else "rejected", reason, pct, budget)]
+    if figures.client_limited:
+        asked = f" of {figures.requested_rate:.3g}" if figures.requested_rate else ""
+        reason = f"the load generator reached {figures.achieved_rate:.3g}{asked} requests/s: it was the limit"
+        checks.append(Check("load reached", "inconclusive", reason, figures.achieved_rate))
+    if not figures.unique_prompts:
+        reason = "prompts repeat, so the prefix cache answers: not the figure of this load"
+        checks.append(Check("unique prompts", "inconclusive", reason, figures.prefix_cache_hit_rate))
+    return tuple(checks)
+
+
+def slo_check(figures: LoadFigures, required: float) -> Check:
+    """The share of requests inside the SLO against the `required` share (0.9 for a p90)."""
+    return gate("share inside the SLO", figures.inside_slo, required, share, False)
+
+
+# ---------------------------------------------------------------- numbers for people
+
+
+def per_cent(value: float) -> str:
+    return f"{value:+.1f} %"
+
+
+def nats(value: float) -> str:
+    return f"{value:.3g} nats"
+
+
+def share(value: float) -> str:
+    return f"{100.0 * value:.1f} %"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

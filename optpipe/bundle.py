@@ -73,7 +73,7 @@ def write_manifest(folder: Path) -> Manifest:
 
 
 def copy_file(source: Path, target: Path, mode: int = 0o644) -> None:
-    """A copy with its own inode, so that nobody's edit of one changes the other; blocks are shared if possible."""
+    """A copy with its own inode, so that an edit of one leaves the other; blocks are shared if possible."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     with open_plain(source) as reader, target.open("xb") as writer:
@@ -184,10 +184,10 @@ def walk(folder: Path) -> tuple[list[str], list[Problem]]:
         if item.is_file(follow_symlinks=False):
             files.append(path)
         elif item.is_symlink():
-            problems.append(Problem(path, f"is a link to {os.readlink(item.path)!r}: a bundle holds no links"))
+            problems.append(Problem(path, "is a link: a bundle holds plain files only"))
         elif not item.is_dir(follow_symlinks=False):
             problems.append(Problem(path, "is neither a file nor a folder"))
-        elif not os.listdir(item.path):
+        elif not any(Path(item.path).iterdir()):
             problems.append(Problem(path, "empty folder: added"))
     return files, problems
 
@@ -201,7 +201,7 @@ def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
 
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
-    """Open a plain file for reading; a link in its place or a pipe is an OSError, not followed, not waited for."""
+    """Open a plain file; a link or a pipe in its place is an OSError, not followed, not waited for."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -89,7 +89,9 @@ def test_a_missing_file_is_named(folder: Path) -> None:
     assert places(folder) == ["engine/vllm.yaml"]
 
 
-def test_a_link_in_place_of_a_file_is_refused_even_with_the_same_content(folder: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_is_refused_even_with_the_same_content(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "config.json").rename(tmp_path / "elsewhere.json")
     (folder / "config.json").symlink_to(tmp_path / "elsewhere.json")
     assert places(folder) == ["config.json"]
@@ -134,7 +136,9 @@ def test_a_listed_name_that_travels_badly_is_refused(folder: Path, path: str) ->
 @pytest.mark.parametrize(
     "pair", [("Config.json", "config.json"), ("Engine/a", "engine/b"), ("a", "a/b"), ("x", "x"), ("ß", "ss")]
 )
-def test_two_names_that_one_file_system_takes_for_the_same_are_refused(folder: Path, pair: tuple[str, str]) -> None:
+def test_two_names_that_one_file_system_takes_for_the_same_are_refused(
+    folder: Path, pair: tuple[str, str]
+) -> None:
     listing(folder, *pair)
     _, problems = bundle.read_manifest(folder)
     assert len(problems) == 1

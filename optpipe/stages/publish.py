@@ -1,0 +1,48 @@
+"""publish: an immutable version first, then the aliases, the champion last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optpipe.backends.registries import Folder, Registry, Version, connect
+from optpipe.backends.registries.references import CHAMPION, LATEST
+from optpipe.errors import PublishFailed
+from optpipe.records import Bundle, Published
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """How the new version did against the one that the alias meant when they were compared."""
+
+    champion: str | None
+    """Digest of the version it was compared with; None: there was none."""
+    passed: bool
+    evidence: str
+    """The record that says so, e.g. `10-confirm.json` of a run."""
+
+
+def publish(bundle: Bundle, settings: Folder, default: Path, challenge: Challenge) -> Published:
+    """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
+    registry = connect(settings, default)
+    version = registry.upload(bundle)
+    move_latest(registry, version, challenge.evidence)
+    alias = settings.promote or CHAMPION
+    holder = registry.alias(version.name, alias)
+    if holder is None or (challenge.passed and settings.promote):
+        expected = challenge.champion if holder else None
+        registry.move(version, alias, expected=expected, evidence=challenge.evidence)
+        holder = version.digest
+    aliases = (LATEST, alias) if holder == version.digest else (LATEST,)
+    return Published(registry.kind, version.name, version.digest, aliases, str(version.path))
+
+
+def move_latest(registry: Registry, version: Version, evidence: str, tries: int = 10) -> None:
+    """`latest` follows whoever publishes last, so a lost race is simply run again."""
+    for left in reversed(range(tries)):
+        now = registry.alias(version.name, LATEST)
+        try:
+            return registry.move(version, LATEST, expected=now, evidence=evidence)
+        except PublishFailed:
+            if not left:
+                raise

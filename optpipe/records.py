@@ -238,6 +238,11 @@ class Checkpoint:
     job: str | None = None
     details: Json = field(default_factory=dict)
 
+    @property
+    def artifact(self) -> Artifact:
+        """The checkpoint as a job's input."""
+        return Artifact(self.path, self.model_digest)
+
 
 @dataclass(frozen=True)
 class TextQuality:

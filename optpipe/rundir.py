@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,13 @@ class JobStore:
         (target / "failure.json").unlink(missing_ok=True)
         remove_tree(work)
         return JobResult(key, record, Artifact(target / "files", digest), False, seconds, peak)
+
+    def derived(self, key: str, name: str, compute: Callable[[Path], Json]) -> Json:
+        """What `compute` says of a job's files, kept beside its record so that it outlives the files."""
+        path = self.folder(key) / f"{name}.json"
+        if not path.exists():
+            write_json(path, compute(self.folder(key) / "files"))
+        return dict(read_json(path))
 
     def drop_files(self, key: str) -> int:
         """Forget the files of a kept job, not its record; the bytes freed."""

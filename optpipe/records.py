@@ -111,6 +111,32 @@ class JobResult:
     peak_memory_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine configuration that a session can start; all of it but `title` and `needs` is in the keys.
+
+    `argv` follows the toolchain's python; `{config}`, `{host}` and `{port}` in it are filled in at start,
+    `config_text` is what the file `{config}` holds. A log line that matches `fatal` means that the engine
+    will never serve; one that matches `definite`, that it never will with this configuration; `workers`
+    matches the titles of processes without which it cannot go on.
+    """
+
+    title: str
+    engine: str
+    toolchain: str
+    model: Artifact
+    served_name: str
+    config: Json
+    config_text: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs = Needs(exclusive=True)
+    ready_s: float = 600.0
+    fatal: tuple[str, ...] = ()
+    definite: tuple[str, ...] = ()
+    workers: str = ""
+
+
 # ---------------------------------------------------------------- the model
 
 

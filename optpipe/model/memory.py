@@ -1,0 +1,216 @@
+"""Bytes of checkpoints, of quantizing and of serving: pure arithmetic on facts, schemes and settings.
+
+Nothing here is measured: every figure is an `Estimated` that says how it was computed. Only
+`measured_bits_per_weight` reads a real checkpoint's headers, by the same definition as the estimate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.errors import InputError
+from optpipe.model.config import DTYPES
+from optpipe.model.folder import tensors_of_folder
+from optpipe.model.linears import is_other_part, split_name
+from optpipe.model.schemes import PLAIN_BYTES, layout_of, linear_bytes, selected, weight_bytes
+from optpipe.records import Estimated, Hardware, Json, ModelFacts
+
+GIB = 1 << 30
+KV_BYTES = {
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "int8": 1,
+    "int8_per_token_head": 1,
+    "bfloat16": 2,
+    "float16": 2,
+}
+"""Bytes of one element of the KV cache by vLLM's `kv_cache_dtype`; `auto` is the model's own dtype."""
+
+RUNTIME = {"cpu": 3 * GIB, "gpu": 1 * GIB}
+"""What an engine takes beside weights, KV and activations: on CPU three processes with torch in each (3 GB
+seen for vLLM 0.32), on a GPU the CUDA context and the library's own buffers."""
+
+CPU_KV_CACHE = 1 * GIB
+"""KV cache of an engine on CPU where the target names none: not what the load needs, but fixed."""
+
+QUANTIZER_RUNTIME = int(1.2 * GIB)
+"""Resident size of torch, transformers and llm-compressor before a model is loaded."""
+
+BATCHED_TOKENS = 2048
+"""Tokens that vLLM computes in one step where nobody sets max_num_batched_tokens."""
+
+SPARE = 0.15
+"""Share of a machine's memory that a plan leaves free (the articles' budget is 85 %)."""
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def checkpoint_bytes(facts: ModelFacts, scheme: Json | None) -> Estimated:
+    """Bytes of the checkpoint's weights."""
+    if scheme is None:
+        return Estimated(facts.weight_bytes, "bytes", "the base's own tensors")
+    linears = selected(facts, scheme)
+    how = f"{layout_of(scheme).label} for {len(linears)} linear layers, 2 bytes for every other weight"
+    return Estimated(weight_bytes(facts, scheme), "bytes", how)
+
+
+def bits_per_weight(facts: ModelFacts, scheme: Json | None) -> Estimated:
+    """Bits of all tensors that represent the layers that are to be quantized, per weight of theirs."""
+    if scheme is None:
+        return Estimated(8 * DTYPES.get(facts.dtype, 2), "bits", f"unquantized {facts.dtype}")
+    layout, linears = layout_of(scheme), selected(facts, scheme)
+    weights = sum(out * inputs for _, out, inputs in linears)
+    if not weights:
+        return Estimated(8 * PLAIN_BYTES, "bits", "the scheme selects no layer")
+    bits = 8 * sum(linear_bytes(layout, out, inputs) for _, out, inputs in linears)
+    how = f"{layout.label}: weights, scales and zero points of {len(linears)} linear layers"
+    return Estimated(bits / weights, "bits", how)
+
+
+def measured_bits_per_weight(folder: Path, facts: ModelFacts, scheme: Json | None) -> float:
+    """The same figure from the headers of a real checkpoint: 16 where weights were copied unquantized.
+
+    For the base (no scheme) it covers every linear layer. InputError for a layer that is not there.
+    """
+    held: dict[str, int] = {}
+    for fact in tensors_of_folder(folder):
+        module, kind = split_name(fact.name)
+        if not is_other_part(module) and (
+            kind.startswith("weight") or kind in ("qweight", "qzeros", "scales", "g_idx")
+        ):
+            held[tail(module)] = held.get(tail(module), 0) + fact.nbytes
+    linears = facts.linears if scheme is None else selected(facts, scheme)
+    missing = [name for name, _, _ in linears if tail(name) not in held]
+    if missing:
+        hint = "the checkpoint is not one of this base, or was not written whole"
+        raise InputError(
+            f"holds no weight of {', '.join(missing[:3])} ({len(missing)} layers)",
+            place=str(folder),
+            hint=hint,
+        )
+    weights = sum(out * inputs for _, out, inputs in linears)
+    return 8 * sum(held[tail(name)] for name, _, _ in linears) / weights if weights else 8.0 * PLAIN_BYTES
+
+
+def tail(module: str) -> str:
+    """The name from the layer list on (`layers.3.mlp.up_proj`): wrappers change what stands before."""
+    found = re.search(r"(?:^|\.)([^.\d]\w*\.\d+\..*)$", module)
+    return found.group(1) if found else module.rpartition(".")[2]
+
+
+# ---------------------------------------------------------------- quantizing
+
+
+def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> Estimated:
+    """Peak memory of a quantize job over `samples` calibration rows of `length` tokens.
+
+    The whole model in bf16 and its packed copy; with calibration also the hidden states of every row before
+    and after a layer, and for methods that use GPTQ one layer's Hessians (float32 [in, in] each).
+    """
+    method = scheme.get("method")
+    model = facts.parameters * PLAIN_BYTES + weight_bytes(facts, scheme)
+    states = hessians = 0
+    if method in ("gptq", "awq", "smoothquant"):
+        states = 2 * samples * length * facts.hidden_size * 2
+        hessians = hessian_bytes(facts) if method != "awq" else 0
+    how = f"model and packed copy {show(model)}, states {show(states)}, Hessians {show(hessians)}, runtime"
+    return Estimated(model + states + hessians + QUANTIZER_RUNTIME, "bytes", how)
+
+
+def hessian_bytes(facts: ModelFacts) -> int:
+    """float32 Hessians of one layer, and three more of the largest while it is inverted."""
+    layer = re.compile(r"(?:^|\.)\w+\.0\.")
+    sizes = [inputs for name, _, inputs in facts.linears if layer.search(name)] or [facts.hidden_size]
+    return 4 * (sum(size * size for size in sizes) + 3 * max(sizes) ** 2)
+
+
+# ---------------------------------------------------------------- serving
+
+
+@dataclass(frozen=True)
+class ServingMemory:
+    """What an engine needs to serve `sequences` of `length` tokens at once, in bytes."""
+
+    weights: int
+    kv: int
+    activations: int
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations + self.runtime
+
+    def estimated(self) -> Estimated:
+        parts = ("weights", "kv", "activations", "runtime")
+        how = ", ".join(f"{part} {show(getattr(self, part))}" for part in parts)
+        return Estimated(self.total, "bytes", how)
+
+
+def serving_memory(
+    facts: ModelFacts,
+    scheme: Json | None,
+    target: Mapping[str, Any],
+    hardware: Hardware,
+    sequences: int,
+    length: int,
+) -> ServingMemory:
+    """Memory of one engine; a KV cache of fixed size wins over what the load needs."""
+    cpu = hardware.gpus == 0
+    fixed = setting(target, "kv_cache_memory_bytes") or (CPU_KV_CACHE if cpu else None)
+    kv = int(fixed) if fixed else sequences * length * kv_bytes_per_token(facts, target)
+    longest = int(setting(target, "max_model_len") or 0)
+    batched = int(setting(target, "max_num_batched_tokens") or max(BATCHED_TOKENS, longest))
+    widest = max(facts.intermediate_size * 2 + facts.hidden_size, 3 * facts.heads * facts.head_dim)
+    activations = 2 * batched * widest + 4 * sequences * facts.vocabulary
+    return ServingMemory(weight_bytes(facts, scheme), kv, activations, RUNTIME["cpu" if cpu else "gpu"])
+
+
+def setting(target: Mapping[str, Any], name: str) -> Any:
+    """A setting of a target, from its own keys or from `engine_args` in either spelling; None if not set."""
+    more = target.get("engine_args") or {}
+    for value in (target.get(name), more.get(name), more.get(name.replace("_", "-"))):
+        if value is not None:
+            return value
+    return None
+
+
+def kv_bytes_per_token(facts: ModelFacts, target: Mapping[str, Any]) -> int:
+    """2 * layers * kv_heads * head_dim * bytes, with the target's KV dtype."""
+    kind = str(setting(target, "kv_cache_dtype") or "auto")
+    native = max(2, DTYPES.get(facts.dtype, 2))
+    return facts.kv_bytes_per_token * KV_BYTES.get(kind, native) // native
+
+
+def kv_capacity(
+    facts: ModelFacts, target: Mapping[str, Any], free_bytes: int, length: int
+) -> tuple[int, int]:
+    """(tokens, sequences of `length` tokens) that fit in `free_bytes` of KV cache."""
+    tokens = max(0, free_bytes) // max(1, kv_bytes_per_token(facts, target))
+    return tokens, tokens // max(1, length)
+
+
+def usable_memory(hardware: Hardware) -> int:
+    """Bytes that a plan may fill: of the GPUs together, or of the machine."""
+    total = hardware.gpus * hardware.gpu_memory_bytes if hardware.gpus else hardware.memory_bytes
+    return int(total * (1 - SPARE))
+
+
+def disk_bytes(facts: ModelFacts, scheme: Json | None) -> Estimated:
+    """Disk that a candidate takes while it is built: its checkpoint, and once more while it is written."""
+    if scheme is None:
+        return Estimated(0, "bytes", "the base is used where it lies")
+    return Estimated(2 * weight_bytes(facts, scheme), "bytes", "the checkpoint, and its copy in the bundle")
+
+
+def show(count: float) -> str:
+    """Bytes as a person reads them: 113 MB, 1.2 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,125 @@
+"""The one place that talks: stdout is data, stderr is talk; bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from optpipe.records import to_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+QUIET_SECONDS = 20.0
+"""On plain output a long job says how far it is at most this often."""
+
+
+def emit(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(to_json(value), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def out(text: str) -> None:
+    """Data for people on stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Talk on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def time_text(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`: as a person would say it."""
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Talk:
+    """Who is at work and how far: bars on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._terminal = sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+    def __enter__(self) -> Talk:
+        if self._terminal:
+            self._bars = bars()
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def say(self, text: str) -> None:
+        stamp = time_text(time.monotonic() - self._started)
+        with self._lock:
+            if self._bars is not None:
+                self._bars.console.print(f"[dim]{stamp:>12}[/dim]  ", end="")
+                self._bars.console.print(text, markup=False, highlight=False)
+            else:
+                say(f"{stamp:>12}  {text}")
+
+    def update(self, title: str, done: float, total: float, what: str) -> None:
+        """A job's own word on how far it is; finished when done >= total."""
+        now = time.monotonic()
+        with self._lock:
+            first = self._first.setdefault(title, now)
+            if self._bars is not None:
+                self._bar(title, done, total, what)
+                return
+            if now - self._last.get(title, first) < QUIET_SECONDS or total <= 0:
+                return
+            self._last[title] = now
+        left = (now - first) * (total - done) / done if done > 0 else None
+        rest = f", about {time_text(left)} left" if left is not None else ""
+        self.say(f"{title}: {what} ({100 * done / total:.0f} %{rest})")
+
+    def done(self, title: str) -> None:
+        with self._lock:
+            self._first.pop(title, None)
+            self._last.pop(title, None)
+            if self._bars is not None and title in self._tasks:
+                self._bars.remove_task(self._tasks.pop(title))
+
+    def _bar(self, title: str, done: float, total: float, what: str) -> None:
+        assert self._bars is not None
+        if title not in self._tasks:
+            self._tasks[title] = self._bars.add_task(title, total=total, what=what)
+        self._bars.update(self._tasks[title], completed=done, total=total, what=what)
+
+
+def bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[what]}", markup=False, style="dim"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))),
+        transient=True,
+    )

@@ -62,13 +62,18 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of the machine; `exclusive` is for anything that measures speed."""
+    """What a job asks of the machine; `exclusive` is for anything that measures speed.
+
+    `memory_bytes` decides what runs side by side; above `memory_limit_bytes` (0: all of the machine's)
+    the job is ended.
+    """
 
     cpus: int = 1
     gpus: int = 0
     memory_bytes: int = 0
     exclusive: bool = False
     timeout_s: float = 7200.0
+    memory_limit_bytes: int = 0
 
 
 @dataclass(frozen=True)

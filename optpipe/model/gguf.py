@@ -33,6 +33,12 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 """GGML type number -> name, elements per block, bytes per block."""
 
+
+def bits_of(dtype: str) -> int:
+    """Bits of one weight by a block type's name: `Q4_1` -> 4, `IQ2_XS` -> 2, `MXFP4` -> 4."""
+    return int(next(letter for letter in dtype if letter.isdigit()))
+
+
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 

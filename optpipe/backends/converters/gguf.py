@@ -51,7 +51,7 @@ def origin(front: gguf.Gguf) -> list[str]:
     """What a reader must know wherever the model is used."""
     if front.quantized is None:
         return []
-    bits = front.quantized.lstrip("IT")[1]
+    bits = gguf.bits_of(front.quantized)
     return [f"was {front.quantized}: {bits}-bit once, so the base is not the original full-precision model"]
 
 

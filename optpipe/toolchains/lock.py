@@ -74,7 +74,8 @@ def resolve(name: str, *, keep: bool) -> str:
     """The text of the lock `name`, resolved now; with `keep`, at the versions in its present `.txt`."""
     inputs = LOCKS / f"{name}.in"
     if not inputs.is_file():
-        raise InputError(f"{inputs.name} is not there", place=str(LOCKS), hint="name a lock without its ending")
+        hint = "name a lock without its ending"
+        raise InputError(f"{inputs.name} is not there", place=str(LOCKS), hint=hint)
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "pylock.toml"
         arguments = ["pip", "compile", "--quiet", "--no-header", "--universal", "--python-version", PYTHON]
@@ -92,7 +93,7 @@ def resolve(name: str, *, keep: bool) -> str:
 
 
 def _environment(wants_cpu_torch: bool) -> dict[str, str]:
-    """PyPI alone, so that a lock says the same wherever it is made; pip's find-links only for torch's CPU build."""
+    """PyPI alone, so that a lock says the same wherever it is made; find-links only for torch's CPU build."""
     config = read_pip_config()
     wanted = ["cert", "client-cert", "proxy", "timeout", "default-timeout"]
     here = wants_cpu_torch and "find-links" in config
@@ -112,7 +113,7 @@ def pins(text: str) -> list[str]:
 
 
 def stale(name: str) -> list[str]:
-    """Versions that the lock `name` should hold and does not, and the other way round; markers may be put otherwise."""
+    """Versions that the lock `name` should hold and does not, and the other way round; markers aside."""
     now = {pin.split()[0] for pin in pins(resolve(name, keep=True))}
     then = {pin.split()[0] for pin in pins((LOCKS / f"{name}.txt").read_text(encoding="utf-8"))}
     return [f"+ {pin}" for pin in sorted(now - then)] + [f"- {pin}" for pin in sorted(then - now)]
@@ -127,7 +128,8 @@ def main(arguments: list[str]) -> int:
         if check:
             changes = stale(name)
             bad += bool(changes)
-            console.say("\n".join([f"{name}: {'does not match its .in' if changes else 'resolves'}", *changes]))
+            verdict = "does not match its .in" if changes else "resolves"
+            console.say("\n".join([f"{name}: {verdict}", *changes]))
         else:
             write_atomic(LOCKS / f"{name}.txt", resolve(name, keep=False).encode())
             console.say(f"{name}: locked")

@@ -1,4 +1,4 @@
-"""The toolchains that optpipe installs itself: a lock, a folder, and a marker written when all of it is there."""
+"""The toolchains that optpipe installs: a lock, a folder, and a marker written when all of it is there."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def lock_for(name: str, kind: str = "auto") -> Lock:
     if name in ROLES:
         name = ROLES[name][accelerator() if kind == "auto" else kind]
     if name not in names():
-        known = [*ROLES, *names()]
+        close = did_you_mean(name, [*ROLES, *names()])
         raise EnvironmentMissing(
             f"{name!r} is not a toolchain that optpipe installs",
             place="toolchains",
-            hint=f"{did_you_mean(name, known)}; or name your own interpreter or image under `toolchains:` in the recipe",
+            hint=f"{close}; or name your own interpreter or image under `toolchains:` in the recipe",
         )
     return Lock(name, (LOCKS / f"{name}.txt").read_text(encoding="utf-8"))
 
@@ -192,10 +192,11 @@ def pinned(text: str, name: str) -> str | None:
 def _check_machine(lock: Lock) -> None:
     need_uv()
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        here = f"{sys.platform} on {platform.machine()}"
         raise EnvironmentMissing(
-            f"{lock.name} is locked for Linux on x86_64 and aarch64, this is {sys.platform} on {platform.machine()}",
+            f"{lock.name} is locked for Linux on x86_64 and aarch64, this is {here}",
             place="toolchains",
-            hint="name your own environment in the recipe: toolchains: {NAME: {kind: interpreter, python: ...}}",
+            hint="name your own in the recipe: toolchains: {NAME: {kind: interpreter, python: ...}}",
         )
     parent = lock.folder.parent
     try:
@@ -249,4 +250,3 @@ def _held(lock: Lock, say: Say) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-

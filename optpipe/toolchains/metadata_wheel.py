@@ -1,4 +1,4 @@
-"""A wheel that holds metadata alone, so that a distribution's name is known beside another that carries its code."""
+"""A wheel of metadata alone: makes a distribution's name known beside another that carries its code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 def write_metadata_wheel(folder: Path, name: str, version: str, *, requires: str) -> Path:
     """Write `name`-`version`-py3-none-any.whl of three metadata files; the same bytes each time."""
     info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n"
     files = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n",
+        f"{info}/METADATA": metadata,
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: optpipe\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = [f"{path},sha256={_hash(text)},{len(text)}" for path, text in files.items()]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+
 def config_files(env: Mapping[str, str]) -> list[Path]:
     """pip's configuration files, least important first; PIP_CONFIG_FILE=/dev/null means none."""
     named = env.get("PIP_CONFIG_FILE")

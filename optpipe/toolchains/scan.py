@@ -1,14 +1,13 @@
-"""What is installed where this runs, as JSON: a script for any Python from 3.8 on, run by its path."""
+"""What is installed where this runs, as JSON: a script for any Python from 3.9 on, run by its path."""
 
 import sys
 
 sys.path.pop(0)  # the script's own folder: nothing here may shadow the standard library
 
-import hashlib  # noqa: E402
-import json  # noqa: E402
-import platform  # noqa: E402
-from importlib import metadata  # noqa: E402
-from typing import Dict, List, Tuple  # noqa: E402, UP035
+import hashlib
+import json
+import platform
+from importlib import metadata
 
 # How and where a package was installed says nothing about what it is: launchers hold the environment's path.
 PLACE_BOUND = ("/INSTALLER", "/REQUESTED", "/RECORD", "/direct_url.json", "/uv_cache.json")
@@ -28,8 +27,8 @@ def place_bound(path: str) -> bool:
     return path.startswith("..") or path.endswith((".pyc", *PLACE_BOUND))
 
 
-def packages() -> Dict[str, Tuple[str, str]]:  # noqa: UP006
-    found: Dict[str, Tuple[str, str]] = {}  # noqa: UP006
+def packages() -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
     for dist in metadata.distributions():
         name = (dist.metadata["Name"] or "").lower().replace("_", "-")
         if name and name not in found:  # the first on sys.path is the one that is imported
@@ -37,7 +36,7 @@ def packages() -> Dict[str, Tuple[str, str]]:  # noqa: UP006
     return found
 
 
-def folders() -> List[str]:  # noqa: UP006
+def folders() -> list[str]:
     return [entry for entry in sys.path if entry]
 
 

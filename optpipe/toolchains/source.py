@@ -1,8 +1,7 @@
-"""The copy of the optpipe package that workers import: alone, so that no core library shadows a toolchain's."""
+"""The copy of the optpipe package that workers import: alone, so no core library shadows a toolchain's."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import threading
@@ -59,9 +58,9 @@ def _whole(target: Path, files: dict[str, bytes]) -> bool:
 
 def _publish(part: Path, target: Path, files: dict[str, bytes]) -> None:
     try:
-        os.replace(part, target)
+        part.replace(target)
     except OSError:
         # Another process was first (fine), or what lies there was tampered with or half removed.
         if not _whole(target, files):
             remove_tree(target)
-            os.replace(part, target)
+            part.replace(target)

@@ -95,7 +95,7 @@ class Uv:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables for uv: byte-compiling not switched off, no environment taken for the target."""
+    """This process's variables for uv: byte-compiling not switched off, no other environment in the way."""
     drop = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
     return {**{k: v for k, v in os.environ.items() if k not in drop}, "UV_NO_PROGRESS": "1", **extra}
 

@@ -22,7 +22,10 @@ from optpipe.model.hardware_table import (
 )
 from optpipe.records import Hardware, from_json
 
-FLAGS = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "bf16", "i8mm", "sve"]
+X86_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni")
+TILE_FLAGS = ("amx_tile", "amx_int8", "amx_bf16")
+ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve")
+FLAGS = X86_FLAGS + TILE_FLAGS + ARM_FLAGS
 """Processor flags that change which kernels run or what they round, x86 and Arm; the others are left out."""
 
 FIELDS = "name,memory.total,driver_version,compute_cap"

@@ -1,0 +1,214 @@
+"""What cannot work, found by arithmetic before anything runs; each reason names what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from optpipe.model.compat import dtype_verdict, kv_verdict, verdict
+from optpipe.model.linears import CONV1D, split_name
+from optpipe.model.memory import serving_memory, setting, show, usable_memory
+from optpipe.model.schemes import layout_of, quantizes_head, selected
+from optpipe.model.selectors import selector_problems
+from optpipe.records import Hardware, Json, ModelFacts
+
+Linear = tuple[str, int, int]
+
+KERNEL_GROUPS = (128, 64, 32)
+"""Group sizes that GPU engines have kernels for; vLLM's CPU kernel takes any even one."""
+
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+"""Layers under one parent that engines load as one matrix: they must be quantized alike."""
+
+CPU_STEP = 32
+"""vLLM's 4-bit kernel for CPU takes matrices whose sizes are multiples of this."""
+
+SHORTEST = 512
+"""Tokens that one sequence must be able to reach, where the target names no max_model_len."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a candidate cannot work, and the nearest thing that does."""
+
+    text: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} (nearest: {self.nearest})" if self.nearest else self.text
+
+
+def feasibility(
+    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware
+) -> tuple[Reason, ...]:
+    """Every reason against a candidate; empty if there is none."""
+    found = [*engine_reasons(scheme, target, hardware), *memory_reasons(facts, scheme, target, hardware)]
+    if scheme is not None:
+        found += scheme_reasons(facts, scheme)
+        found += kernel_reasons(facts, scheme, target, hardware)
+    return tuple(found)
+
+
+def warnings(scheme: Json | None, target: Mapping[str, Any], hardware: Hardware) -> tuple[str, ...]:
+    """What works, but not as one would hope."""
+    verdicts = (
+        verdict(scheme, target, hardware),
+        dtype_verdict(target, hardware),
+        kv_verdict(target, hardware),
+    )
+    return tuple(found.reason for found in verdicts if found.status == "slow")
+
+
+# ---------------------------------------------------------------- the scheme on the model
+
+
+def scheme_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
+    """What speaks against the scheme on this model, on any engine."""
+    if facts.quantized:
+        yield Reason(
+            f"the base is quantized already ({facts.quantized})", "its unquantized original as model.source"
+        )
+        return
+    if facts.model_type in CONV1D:
+        yield Reason(
+            f"{facts.model_type} keeps its layers as Conv1D, which the quantizers leave alone", "base"
+        )
+        return
+    if quantizes_head(scheme) and facts.tied_embeddings:
+        text = "lm_head shares its weights with the input embeddings: quantized, the checkpoint would grow"
+        yield Reason(text, "ignore: [lm_head]")
+    names = [name for name, _, _ in facts.linears]
+    for problem in selector_problems(scheme.get("ignore", ("lm_head",)), names, "ignore"):
+        yield Reason(f"{problem.place}: {problem.message}", problem.hint)
+    linears = selected(facts, scheme)
+    if not linears:
+        yield Reason(f"ignore leaves none of {len(names)} linear layers to quantize", "ignore: [lm_head]")
+    yield from group_reasons(linears, layout_of(scheme).group)
+    yield from fused_reasons(names, {name for name, _, _ in linears})
+
+
+def group_reasons(linears: Sequence[Linear], group: int | None) -> Iterator[Reason]:
+    """A group size that does not divide the input size of every layer."""
+    bad = [f"{name} ({inputs})" for name, _, inputs in linears if group and inputs % group]
+    if bad:
+        share = f"{len(bad)} of {len(linears)} layers"
+        text = f"group_size {group} does not divide the input size of {share}: {some(bad)}"
+        yield Reason(text, f"group_size: {nearest_group(linears, group or 0)}")
+
+
+def nearest_group(linears: Iterable[Linear], group: int) -> int:
+    """The largest group that divides every layer and has kernels, else any that does; -1 is per channel."""
+    common = gcd(*(inputs for _, _, inputs in linears))
+    fitting = [
+        size for size in (*KERNEL_GROUPS, *range(common, 7, -1)) if size <= group and common % size == 0
+    ]
+    return next((size for size in fitting if size % 8 == 0), -1)
+
+
+def fused_reasons(names: Sequence[str], chosen: set[str]) -> Iterator[Reason]:
+    """Layers that an engine fuses of which only some would be quantized."""
+    together: dict[str, list[str]] = {}
+    for name in names:
+        if key := fused_key(name):
+            together.setdefault(key, []).append(name)
+    split = {
+        key: members for key, members in together.items() if 0 < len(chosen & set(members)) < len(members)
+    }
+    if split:
+        members = next(iter(split.values()))
+        kept = [name for name in members if name not in chosen]
+        text = (
+            f"engines fuse {some(members, 4)}, but only {some(kept)} would stay unquantized "
+            f"({len(split)} such groups of layers)"
+        )
+        yield Reason(text, "ignore all of them or none")
+
+
+def fused_key(name: str) -> str | None:
+    """What layers that are fused with this one have in common; all experts of a layer are one matrix."""
+    if ".experts." in name:
+        return name.partition(".experts.")[0] + ".experts"
+    parent, last = split_name(name)
+    for group in FUSED:
+        if last in group:
+            return f"{parent}.{'+'.join(group)}"
+    return None
+
+
+# ---------------------------------------------------------------- engine and machine
+
+
+def engine_reasons(scheme: Json | None, target: Mapping[str, Any], hardware: Hardware) -> Iterator[Reason]:
+    """What the engine cannot do there with this scheme, dtype and KV cache."""
+    verdicts = (
+        verdict(scheme, target, hardware),
+        dtype_verdict(target, hardware),
+        kv_verdict(target, hardware),
+    )
+    for found in verdicts:
+        if found.status == "no":
+            yield Reason(f"{found.reason} ({found.source})", found.nearest)
+
+
+def kernel_reasons(
+    facts: ModelFacts, scheme: Json, target: Mapping[str, Any], hardware: Hardware
+) -> Iterator[Reason]:
+    """Sizes that the engine's kernel for this scheme does not take."""
+    layout, linears = layout_of(scheme), selected(facts, scheme)
+    if target.get("engine") != "vllm" or layout.activation_bits == 8:
+        return
+    if hardware.gpus == 0:
+        bad = [
+            f"{name} ({out} x {inputs})"
+            for name, out, inputs in fused(linears)
+            if out % CPU_STEP or inputs % CPU_STEP
+        ]
+        if bad:
+            text = f"vLLM's 4-bit kernel on CPU needs sizes that are multiples of {CPU_STEP}: {some(bad)}"
+            yield Reason(text, "method: int8")
+    elif layout.group and layout.group not in KERNEL_GROUPS:
+        text = (
+            f"vLLM has no kernel for group_size {layout.group} on {hardware.gpu}; it has 32, 64, 128 and -1"
+        )
+        yield Reason(text, f"group_size: {nearest_group(linears, 128)}")
+
+
+def fused(linears: Sequence[Linear]) -> list[Linear]:
+    """The layers as an engine loads them: fused ones under the first one's name, their outputs added."""
+    found: dict[str, Linear] = {}
+    for name, out, inputs in linears:
+        key = None if ".experts." in name else fused_key(name)
+        first = found.get(key or name)
+        found[key or name] = (first[0], first[1] + out, inputs) if first else (name, out, inputs)
+    return list(found.values())
+
+
+def memory_reasons(
+    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware
+) -> Iterator[Reason]:
+    """A length that the model cannot reach, or an engine that does not fit with one sequence of it."""
+    length = int(setting(target, "max_model_len") or min(SHORTEST, facts.max_positions or SHORTEST))
+    if facts.max_positions and length > facts.max_positions:
+        text = f"max_model_len {length} is more than the model's {facts.max_positions} positions"
+        yield Reason(text, f"max_model_len: {facts.max_positions}")
+    needed = serving_memory(facts, scheme, target, hardware, 1, length)
+    usable = usable_memory(hardware)
+    if needed.total > usable:
+        where = f"{hardware.gpus} x {hardware.gpu}" if hardware.gpus else hardware.name
+        text = (
+            f"serving needs {show(needed.total)} ({needed.estimated().how}); "
+            f"{where} has {show(usable)} to give (85 %)"
+        )
+        yield Reason(text, "fewer bits, a smaller KV cache, or a machine with more memory")
+
+
+def some(names: Sequence[str], count: int = 3) -> str:
+    """The first of many names."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from optpipe.records import Artifact, EngineSpec, Hardware, Json, ModelFacts, Needs
 
@@ -42,7 +42,7 @@ WORKERS = r"VLLM::|multiprocessing\.spawn"
 class Vllm:
     """Serve with vLLM. What stands here can change the model's numbers, so it belongs to the candidate."""
 
-    __pydantic_config__ = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     engine: Literal["vllm"] = "vllm"
     """Which engine."""
@@ -51,7 +51,7 @@ class Vllm:
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     """Type of the KV cache; auto is that of the activations."""
     enforce_eager: bool | None = None
-    """Without compilation and graphs; by default eager on a CPU (compiling needs a C++ compiler), compiled on a GPU."""
+    """Without compilation and graphs; by default so on a CPU, where compiling needs a C++ compiler."""
     quantization: str | None = None
     """How to read the checkpoint, where its own configuration does not say."""
     max_model_len: int | None = None
@@ -59,7 +59,7 @@ class Vllm:
     kv_cache_memory_bytes: int | None = None
     """Bytes of KV cache; by default 1 GiB on a CPU, what is free on a GPU."""
     engine_args: Json = field(default_factory=dict)
-    """Further options of `vllm serve`, named as its flags without the dashes; checked against the installed vLLM."""
+    """Further options of `vllm serve`, named as its flags are; checked against the installed vLLM."""
 
 
 # ---------------------------------------------------------------- the configuration file
@@ -128,7 +128,12 @@ def toolchain(hardware: Hardware) -> str:
 
 
 def spec(
-    title: str, target: Vllm, model: Artifact, settings: Mapping[str, Any], hardware: Hardware, threads: int = 1
+    title: str,
+    target: Vllm,
+    model: Artifact,
+    settings: Mapping[str, Any],
+    hardware: Hardware,
+    threads: int = 1,
 ) -> EngineSpec:
     """Everything that a session needs to serve `model` so."""
     flat = config(target, settings, hardware)
@@ -179,7 +184,7 @@ def infeasible(settings: Mapping[str, Any], max_model_len: int) -> str | None:
         return f"max_num_batched_tokens {tokens} is below max_num_seqs {seqs}"
     chunked = settings.get("enable_chunked_prefill")
     if chunked is False and tokens is not None and tokens < max_model_len:
-        return f"max_num_batched_tokens {tokens} is below max_model_len {max_model_len} without chunked prefill"
+        return f"without chunked prefill max_num_batched_tokens {tokens} is below length {max_model_len}"
     return None
 
 

@@ -74,7 +74,7 @@ def place() -> Json:
     return {
         "host": socket.gethostname(),
         "boot": boot.read_text().strip() if boot.exists() else f"{psutil.boot_time():.0f}",
-        "pids": os.readlink(space) if space.is_symlink() else "",
+        "pids": str(space.readlink()) if space.is_symlink() else "",
     }
 
 

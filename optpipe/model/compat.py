@@ -1,4 +1,4 @@
-"""Which scheme runs on which engine and platform, with reasons: the table is `compat_table.py`."""
+"""What can work, before anything runs: a scheme on a model, an engine (`compat_table.py`), a machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from optpipe.model.compat_table import DTYPE_ROWS, KV_ROWS, SCHEME_ROWS, Row
 from optpipe.model.memory import setting
+from optpipe.model.reasons import Reason, kernel_reasons, memory_reasons, scheme_reasons
 from optpipe.model.schemes import layout_of
-from optpipe.records import Hardware, Json
+from optpipe.records import Hardware, Json, ModelFacts
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,31 @@ class Compat:
 
 
 FINE = Compat("ok", "", None, "")
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """Every reason against a candidate, and what works but not as one would hope."""
+
+    refused: tuple[Reason, ...]
+    notes: tuple[str, ...]
+
+
+def feasibility(
+    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware
+) -> Feasibility:
+    """Whether a candidate can work: pure, from facts, the keys of scheme and target, and the machine."""
+    verdicts = (
+        verdict(scheme, target, hardware),
+        dtype_verdict(target, hardware),
+        kv_verdict(target, hardware),
+    )
+    refused = [Reason(f"{v.reason} ({v.source})", v.nearest) for v in verdicts if v.status == "no"]
+    refused += memory_reasons(facts, scheme, target, hardware)
+    if scheme is not None:
+        refused += scheme_reasons(facts, scheme)
+        refused += kernel_reasons(facts, scheme, target, hardware)
+    return Feasibility(tuple(refused), tuple(v.reason for v in verdicts if v.status == "slow"))
 
 
 def verdict(scheme: Json | None, target: Mapping[str, Any], hardware: Hardware) -> Compat:

@@ -11,6 +11,8 @@ from typing import Any
 from optpipe.errors import InputError
 from optpipe.records import Json
 
+LFS_POINTER = "version https://git-lfs"
+
 WRAPPED = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal wrappers keep the text model's configuration."""
 
@@ -65,7 +67,11 @@ def read_config(folder: Path) -> Json:
 def read_mapping(path: Path, hint: str) -> Json:
     """A JSON file that holds a mapping."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        if text.startswith(LFS_POINTER):
+            pull = "run `git lfs pull` in the model's folder"
+            raise InputError("this is a Git LFS pointer, not the file", place=str(path), hint=pull)
+        value = json.loads(text)
     except FileNotFoundError:
         raise InputError("there is no such file", place=str(path), hint=hint) from None
     except OSError as error:

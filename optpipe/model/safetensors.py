@@ -56,11 +56,15 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a file, checked against the file's size; no tensor data is read."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = header_length(file.read(64), str(path), size)
-        file.seek(8)
-        return parse_header(file.read(length), path.name, str(path), size)
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = header_length(file.read(64), str(path), size)
+            file.seek(8)
+            text = file.read(length)
+    except OSError as error:
+        fail(str(path), f"cannot be read: {error.strerror}", "check that it is there and who may read it")
+    return parse_header(text, path.name, str(path), size)
 
 
 def header_length(start: bytes, place: str, size: int) -> int:

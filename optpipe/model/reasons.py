@@ -1,4 +1,4 @@
-"""What cannot work, found by arithmetic before anything runs; each reason names what would work."""
+"""Why a scheme cannot work on a model, kernel or machine, by arithmetic; each reason says what would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from optpipe.model.compat import dtype_verdict, kv_verdict, verdict
 from optpipe.model.linears import CONV1D, split_name
 from optpipe.model.memory import serving_memory, setting, show, usable_memory
 from optpipe.model.schemes import layout_of, quantizes_head, selected
@@ -38,32 +37,8 @@ SHORTEST = 512
 class Reason:
     """Why a candidate cannot work, and the nearest thing that does."""
 
-    text: str
+    reason: str
     nearest: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.text} (nearest: {self.nearest})" if self.nearest else self.text
-
-
-def feasibility(
-    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware
-) -> tuple[Reason, ...]:
-    """Every reason against a candidate; empty if there is none."""
-    found = [*engine_reasons(scheme, target, hardware), *memory_reasons(facts, scheme, target, hardware)]
-    if scheme is not None:
-        found += scheme_reasons(facts, scheme)
-        found += kernel_reasons(facts, scheme, target, hardware)
-    return tuple(found)
-
-
-def warnings(scheme: Json | None, target: Mapping[str, Any], hardware: Hardware) -> tuple[str, ...]:
-    """What works, but not as one would hope."""
-    verdicts = (
-        verdict(scheme, target, hardware),
-        dtype_verdict(target, hardware),
-        kv_verdict(target, hardware),
-    )
-    return tuple(found.reason for found in verdicts if found.status == "slow")
 
 
 # ---------------------------------------------------------------- the scheme on the model
@@ -145,18 +120,6 @@ def fused_key(name: str) -> str | None:
 # ---------------------------------------------------------------- engine and machine
 
 
-def engine_reasons(scheme: Json | None, target: Mapping[str, Any], hardware: Hardware) -> Iterator[Reason]:
-    """What the engine cannot do there with this scheme, dtype and KV cache."""
-    verdicts = (
-        verdict(scheme, target, hardware),
-        dtype_verdict(target, hardware),
-        kv_verdict(target, hardware),
-    )
-    for found in verdicts:
-        if found.status == "no":
-            yield Reason(f"{found.reason} ({found.source})", found.nearest)
-
-
 def kernel_reasons(
     facts: ModelFacts, scheme: Json, target: Mapping[str, Any], hardware: Hardware
 ) -> Iterator[Reason]:
@@ -164,7 +127,7 @@ def kernel_reasons(
     layout, linears = layout_of(scheme), selected(facts, scheme)
     if target.get("engine") != "vllm" or layout.activation_bits == 8:
         return
-    if hardware.gpus == 0:
+    if hardware.gpus == 0 and layout.bits == 4:
         bad = [
             f"{name} ({out} x {inputs})"
             for name, out, inputs in fused(linears)
@@ -173,7 +136,7 @@ def kernel_reasons(
         if bad:
             text = f"vLLM's 4-bit kernel on CPU needs sizes that are multiples of {CPU_STEP}: {some(bad)}"
             yield Reason(text, "method: int8")
-    elif layout.group and layout.group not in KERNEL_GROUPS:
+    elif hardware.gpus and layout.group and layout.group not in KERNEL_GROUPS:
         text = (
             f"vLLM has no kernel for group_size {layout.group} on {hardware.gpu}; it has 32, 64, 128 and -1"
         )

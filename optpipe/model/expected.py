@@ -1,0 +1,95 @@
+"""Which tensors a configuration asks for, as far as its architecture's names are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from optpipe.model.config import Shape
+from optpipe.model.linears import is_head, natural, split_name
+from optpipe.records import TensorFact
+
+LAYER = re.compile(r"^(.*?\b(?:layers|h|blocks))\.(\d+)\.(.+)$")
+EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.")
+
+LLAMA_LIKE = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "smollm3"),
+    *("mixtral", "qwen3_moe"),
+)
+"""Model types whose attention is q, k, v and o under `model.layers.N.self_attn`."""
+
+UNIFORM = (*LLAMA_LIKE, "phi", "gpt2", "opt", "gpt_neox", "starcoder2", "stablelm", "olmo2")
+"""Model types in which every layer has the same tensors."""
+
+Sizes = tuple[int, ...]
+
+
+def expected_tensors(shape: Shape, facts: Mapping[str, TensorFact], *, quantized: bool) -> dict[str, Sizes]:
+    """Name -> shape of each tensor that must be there; an empty shape is not checked.
+
+    What one layer has, every layer of a uniform architecture must have; Llama's relatives have known names
+    and shapes besides.
+    """
+    expected: dict[str, Sizes] = {}
+    if not shape.wrapped:
+        expected |= dict.fromkeys(same_in_every_layer(shape, list(facts)), ())
+        if shape.model_type in LLAMA_LIKE and not quantized:
+            expected |= dict(llama_tensors(shape))
+        expected |= dict(embeddings(shape, list(facts)))
+    return dict(sorted(expected.items(), key=lambda item: natural(item[0])))
+
+
+def same_in_every_layer(shape: Shape, names: list[str]) -> Iterator[str]:
+    """The tensors of each layer, by what its neighbours have; experts by what the other experts have."""
+    found = [match.groups() for name in names if (match := LAYER.match(name))]
+    if not found or shape.model_type not in UNIFORM:
+        return
+    stack = min({prefix for prefix, _, _ in found}, key=len)
+    rests = {rest for prefix, _, rest in found if prefix == stack}
+    for rest in [rest for rest in rests if shape.experts and ".experts." in rest]:
+        rests |= {re.sub(r"\.experts\.\d+\.", f".experts.{k}.", rest) for k in range(shape.experts)}
+    for layer in range(shape.layers):
+        for rest in rests:
+            yield f"{stack}.{layer}.{rest}"
+
+
+def llama_tensors(shape: Shape) -> Iterator[tuple[str, Sizes]]:
+    """Norms and linear layers of a Llama, with the shapes that the configuration gives them."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield "model.norm.weight", (hidden,)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "self_attn.q_proj.weight", (queries, hidden)
+        yield prefix + "self_attn.k_proj.weight", (keys, hidden)
+        yield prefix + "self_attn.v_proj.weight", (keys, hidden)
+        yield prefix + "self_attn.o_proj.weight", (hidden, queries)
+        if not shape.experts:
+            yield prefix + "mlp.gate_proj.weight", (inner, hidden)
+            yield prefix + "mlp.up_proj.weight", (inner, hidden)
+            yield prefix + "mlp.down_proj.weight", (hidden, inner)
+
+
+def embeddings(shape: Shape, names: list[str]) -> Iterator[tuple[str, Sizes]]:
+    """The input embedding, and the head where the configuration says that it is its own."""
+    tables = [
+        name for name in names if name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+    ]
+    if shape.model_type in LLAMA_LIKE or tables:
+        sizes = (shape.vocabulary, shape.hidden_size) if shape.model_type in LLAMA_LIKE else ()
+        yield (tables[0] if tables else "model.embed_tokens.weight"), sizes
+    heads = [name for name in names if is_head(split_name(name)[0])]
+    if shape.tied is False and not heads:
+        yield "lm_head.weight", ()
+
+
+def missing_hint(name: str, shape: Shape) -> str:
+    """What to do about a tensor that no file holds."""
+    if is_head(split_name(name)[0]):
+        return (
+            "tie_word_embeddings is false: fetch the file that holds it, or set it true if the head is tied"
+        )
+    if found := LAYER.match(name):
+        return f"layer {found.group(2)} of {shape.layers} is not whole: fetch the model again"
+    return "the weights are not whole: fetch the model again"

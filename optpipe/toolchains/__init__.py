@@ -40,11 +40,13 @@ __all__ = [
 
 CORE = "core"
 
-# An empty value is an unset one to Python: the caller's path and switches must not leak into a toolchain.
+# An empty value is an unset one to Python: the caller's path and switches must not leak into a toolchain,
+# nor may what lies in the working folder (PYTHONSAFEPATH; `python -m` looks there first).
 ENV = {
     "PYTHONPATH": "",
     "PYTHONHOME": "",
     "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONSAFEPATH": "1",
     "DO_NOT_TRACK": "1",
     "DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -86,7 +86,7 @@ def observe() -> Machine:
         gpu=_gpu(),
         container=next((c for name in ("docker", "podman", "apptainer") if (c := shutil.which(name))), None),
         home=home,
-        home_writable=os.access(_existing(home), os.W_OK | os.X_OK),
+        home_writable=_existing(home).is_dir() and os.access(_existing(home), os.W_OK | os.X_OK),
         disk_free=shutil.disk_usage(_existing(home)).free,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         toolchains=tuple(_toolchain(role) for role in managed.ROLES),

@@ -41,8 +41,16 @@ SIZES = {"quantize-cpu": 1.6, "quantize-cuda": 8.0, "vllm-cpu": 2.4, "vllm-cuda"
 class Lock:
     """One lock file and the text in it."""
 
-    name: str
+    file: Path
     text: str
+
+    @classmethod
+    def read(cls, file: Path) -> Lock:
+        return cls(file, file.read_text(encoding="utf-8"))
+
+    @property
+    def name(self) -> str:
+        return self.file.stem
 
     @property
     def packages(self) -> int:
@@ -93,7 +101,7 @@ def lock_for(name: str, kind: str = "auto") -> Lock:
             place="toolchains",
             hint=f"{close}; or name your own interpreter or image under `toolchains:` in the recipe",
         )
-    return Lock(name, (LOCKS / f"{name}.txt").read_text(encoding="utf-8"))
+    return Lock.read(LOCKS / f"{name}.txt")
 
 
 # ---------------------------------------------------------------- install
@@ -162,9 +170,8 @@ def _install_packages(lock: Lock, handle: int, title: str, say: Say) -> str:
 
 
 def _sync(lock: Lock, uv: Uv, title: str, say: Say) -> Ended:
-    file = str(LOCKS / f"{lock.name}.txt")
-    python = ("--python", str(lock.python))
-    return uv.run("pip", "sync", "--compile-bytecode", *python, file, title=title, say=say)
+    arguments = ("pip", "sync", "--compile-bytecode", "--python", str(lock.python), str(lock.file))
+    return uv.run(*arguments, title=title, say=say)
 
 
 def _add_vllm_metadata(lock: Lock, uv: Uv, title: str, say: Say) -> None:
@@ -234,6 +241,8 @@ def _hint(text: str) -> str:
         return "no CPU build of torch was found: give pip an index or find-links that has one"
     if "certificate" in lowered:
         return "give pip the certificate of your proxy: pip config set global.cert FILE"
+    if "unsatisfiable" in lowered:
+        return "pip's configuration (constraint, index) rules out what is locked: see `pip config list`"
     return "look at the network and at `pip config list`, which uv is given"
 
 

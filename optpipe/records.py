@@ -311,6 +311,8 @@ class Evaluation:
     texts: tuple[TextQuality, ...]
     jobs: tuple[str, ...] = ()
     failure: str | None = None
+    details: Json = field(default_factory=dict)
+    """Records of the canary and of the agreement with transformers."""
 
 
 @dataclass(frozen=True)

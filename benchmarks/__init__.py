@@ -1,0 +1,1 @@
+"""Measurements that the README quotes: `python -m benchmarks.NAME --json`."""

@@ -55,8 +55,6 @@ class Load:
     """Requests before the measured ones, under the same load; by default one per request in flight."""
     shared_prefix_tokens: int = 0
     """Leading tokens that are the same in every prompt, as a system prompt is."""
-    failure_budget: float = 0.01
-    """Share of requests that may fail; more, and the figures are no result."""
     request_timeout_s: float = 300.0
     """A request that takes longer has failed; nothing answered for so long, and the engine hangs."""
 
@@ -75,8 +73,10 @@ class Load:
                 f"shared_prefix_tokens {self.shared_prefix_tokens} is not below "
                 f"input_tokens {self.input_tokens}"
             )
-        if (self.warmup or 0) < 0 or not 0 <= self.failure_budget < 1 or self.request_timeout_s <= 0:
-            raise ValueError("warmup, failure_budget (below 1) and request_timeout_s must not be negative")
+        if (self.warmup or 0) < 0 or self.request_timeout_s <= 0:
+            raise ValueError(
+                f"warmup {self.warmup} or request_timeout_s {self.request_timeout_s} is too small"
+            )
 
     @property
     def warmup_requests(self) -> int:

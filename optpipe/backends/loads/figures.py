@@ -16,7 +16,7 @@ from statistics import median
 
 from optpipe import stats
 from optpipe.backends.loads.aiperf import Load, Slo
-from optpipe.records import Check, Json, LoadFigures, Measured, Percentiles
+from optpipe.records import Check, Json, LoadFigures, Measured, Percentiles, Status
 
 BATCHES = 8
 LITTLE, LATE = 0.9, 0.1
@@ -114,18 +114,17 @@ def not_negative(figure: Measured) -> Measured:
 
 
 def with_share(good: Measured, requests: Measured, share: Measured) -> Measured:
-    """Goodput where no request or every request was inside: batches alone would give a width of chance 0."""
-    if 0.0 < share.value < 1.0 or share.ci95 is None or share.bounds95 is None:
+    """Goodput where no request or every request was inside: that it was so is chance as well."""
+    if 0.0 < share.value < 1.0 or requests.ci95 is None or requests.bounds95 is None:
         return good
-    ends = requests.ci95 or (requests.value, requests.value)
-    bounds = requests.bounds95 or (requests.value, requests.value)
-    method = f"{good.method}, {share.method} share"
     return replace(
-        good,
-        ci95=(ends[0] * share.ci95[0], ends[1] * share.ci95[1]),
-        bounds95=(bounds[0] * share.bounds95[0], bounds[1] * share.bounds95[1]),
-        method=method,
+        good, ci95=times(requests.ci95, share.ci95), bounds95=times(requests.bounds95, share.bounds95)
     )
+
+
+def times(rate: tuple[float, float], share: tuple[float, float] | None) -> tuple[float, float]:
+    low, high = share or (0.0, 1.0)
+    return rate[0] * low, rate[1] * high
 
 
 def duration(rows: Sequence[Json]) -> float:
@@ -145,13 +144,13 @@ def meets(row: Json, metric: str, bound: float) -> bool:
     return bool(row["ok"]) and (row[metric] is None or row[metric] <= bound)
 
 
-def judge(run: Json, load: Load, slo: Slo) -> tuple[Check, ...]:
-    """Failures against their budget, the client, then each percentile of the SLO by counting requests."""
-    rows: list[Json] = run["rows"]
-    checks = [failures(rows, load), client(rows, load)]
-    for metric, bounds in slo.bounds().items():
-        checks += [percentile(rows, metric, name, bound) for name, bound in bounds.items()]
-    return tuple(checks)
+def judge(run: Json, slo: Slo) -> tuple[Check, ...]:
+    """Each percentile of the SLO, by counting requests."""
+    return tuple(
+        percentile(run["rows"], metric, name, bound)
+        for metric, bounds in slo.bounds().items()
+        for name, bound in bounds.items()
+    )
 
 
 def percentile(rows: Sequence[Json], metric: str, name: str, bound: float) -> Check:
@@ -159,32 +158,15 @@ def percentile(rows: Sequence[Json], metric: str, name: str, bound: float) -> Ch
     share = stats.proportion(sum(meets(row, metric, bound) for row in rows), len(rows))
     wanted = int(name[1:]) / 100
     low, high = share.bounds95 or (0.0, 1.0)
-    status = "passed" if low >= wanted else "rejected" if high < wanted else "inconclusive"
+    status: Status = "passed" if low >= wanted else "rejected" if high < wanted else "inconclusive"
     reason = (
         f"{share.value:.1%} of {share.n} requests had {metric} of at most {bound:g}"
         f" (95 % bounds {low:.1%} to {high:.1%}); {name} asks for {wanted:.0%}"
     )
-    return Check(f"slo {metric} {name}", status, reason, share.value, wanted)  # type: ignore[arg-type]
-
-
-def failures(rows: Sequence[Json], load: Load) -> Check:
-    failed = [row for row in rows if not row["ok"]]
-    share = len(failed) / len(rows)
-    reason = f"{len(failed)} of {len(rows)} requests failed; {load.failure_budget:.1%} may"
-    if failed:
-        reason += f"; the first: {failed[0]['error']}"
-    status = "passed" if share <= load.failure_budget else "rejected"
-    return Check("failed requests", status, reason, share, load.failure_budget)  # type: ignore[arg-type]
+    return Check(f"slo {metric} {name}", status, reason, share.value, wanted)
 
 
 # ---------------------------------------------------------------- the client
-
-
-def client(rows: Sequence[Json], load: Load) -> Check:
-    """A load that the client could not send as asked says nothing about the engine."""
-    limited = client_limited(rows, load)
-    reason = limited or "the load was sent as asked"
-    return Check("client", "inconclusive" if limited else "passed", reason)
 
 
 def client_limited(rows: Sequence[Json], load: Load) -> str | None:

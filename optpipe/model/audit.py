@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optpipe.errors import InputError, Problem
 from optpipe.model.audit_extras import code_problems, extra_notes, generation_problems, tokenizer_problems
 from optpipe.model.config import Shape, quantization_of, read_config, shape_of
@@ -161,7 +163,7 @@ def tied_problems(weights: Weights) -> Iterator[Problem]:
     for (file, head), (other, embedding) in zip(heads, inputs, strict=False):
         one = map_tensor(weights.files.folder / file, weights.headers[file], head)
         two = map_tensor(weights.files.folder / other, weights.headers[other], embedding)
-        if one.shape != two.shape or one.dtype != two.dtype or one.tobytes() != two.tobytes():
+        if one.dtype != two.dtype or not np.array_equal(one, two):
             text = (
                 f"{head.name} differs from {embedding.name}, but config.json ties them (tie_word_embeddings)"
             )

@@ -25,7 +25,6 @@ LOCAL_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 
 def tokenizer_problems(folder: Path, shape: Shape) -> list[Problem]:
     """A tokenizer that is missing, unreadable, or has more tokens than the model has rows."""
-    place = folder
     try:
         place, tokens = highest_id(folder)
     except InputError as error:
@@ -204,6 +203,7 @@ def extra_notes(folder: Path, config: Json) -> Iterator[str]:
     path = folder / "generation_config.json"
     generation: dict[str, Any] = read_mapping(path, REFETCH) if path.exists() else {}
     if ignored := ignored_sampling(generation):
-        yield f"generation_config.json has do_sample false, so {', '.join(ignored)} has no effect; it is kept as it is"
+        settings = ", ".join(ignored)
+        yield f"generation_config.json has do_sample false, so {settings} has no effect; it is kept as it is"
     if code_references(config) and not needs_own_code(config):
-        yield f"the folder brings its own code ({code_files(config)}), which is not run: the architecture is known"
+        yield f"the folder brings code ({code_files(config)}); it is not run, the architecture is known"

@@ -18,8 +18,17 @@ LLAMA_LIKE = (
 )
 """Model types whose attention is q, k, v and o under `model.layers.N.self_attn`."""
 
-UNIFORM = (*LLAMA_LIKE, "phi", "gpt2", "opt", "gpt_neox", "starcoder2", "stablelm", "olmo2")
-"""Model types in which every layer has the same tensors."""
+UNIFORM = (
+    *(name for name in LLAMA_LIKE if name != "qwen3_moe"),
+    "phi",
+    "gpt2",
+    "opt",
+    "gpt_neox",
+    "starcoder2",
+    "stablelm",
+    "olmo2",
+)
+"""Model types in which every layer has the same tensors (Qwen3-MoE may have some without experts)."""
 
 Sizes = tuple[int, ...]
 
@@ -32,9 +41,11 @@ def expected_tensors(shape: Shape, facts: Mapping[str, TensorFact], *, quantized
     """
     expected: dict[str, Sizes] = {}
     if not shape.wrapped:
-        expected |= dict.fromkeys(same_in_every_layer(shape, list(facts)), ())
-        if shape.model_type in LLAMA_LIKE and not quantized:
-            expected |= dict(llama_tensors(shape))
+        if not quantized:
+            expected |= dict.fromkeys(same_in_every_layer(shape, list(facts)), ())
+        if not quantized and shape.model_type in LLAMA_LIKE:
+            top = "model." if any(name.startswith("model.") for name in facts) else ""
+            expected |= {top + name: sizes for name, sizes in llama_tensors(shape)}
         expected |= dict(embeddings(shape, list(facts)))
     return dict(sorted(expected.items(), key=lambda item: natural(item[0])))
 
@@ -57,9 +68,9 @@ def llama_tensors(shape: Shape) -> Iterator[tuple[str, Sizes]]:
     """Norms and linear layers of a Llama, with the shapes that the configuration gives them."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    yield "model.norm.weight", (hidden,)
+    yield "norm.weight", (hidden,)
     for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}."
+        prefix = f"layers.{layer}."
         yield prefix + "input_layernorm.weight", (hidden,)
         yield prefix + "self_attn.q_proj.weight", (queries, hidden)
         yield prefix + "self_attn.k_proj.weight", (keys, hidden)

@@ -86,12 +86,7 @@ def gpus() -> dict[str, Any]:
 def parse_gpus(text: str) -> dict[str, Any]:
     """The GPU fields from nvidia-smi's lines; of unlike cards those of the kind that stands first."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 3]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        chosen = [part.strip() for part in visible.split(",")]
-        rows = [
-            row for index, row in enumerate(rows) if str(index) in chosen or not all(map(str.isdigit, chosen))
-        ]
+    rows = visible(rows, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not rows:
         return {}
     same = [row for row in rows if row[0] == rows[0][0]]
@@ -103,6 +98,16 @@ def parse_gpus(text: str) -> dict[str, Any]:
         "compute_capability": capability,
         "driver": driver,
     }
+
+
+def visible(rows: list[list[str]], devices: str | None) -> list[list[str]]:
+    """The cards that CUDA_VISIBLE_DEVICES leaves: by number, or as many as it names by identifier."""
+    if devices is None:
+        return rows
+    parts = [part.strip() for part in devices.split(",")]
+    numbers = [int(part) for part in parts if part.isdigit()]
+    identifiers = sum(part.startswith(("GPU-", "MIG-")) for part in parts)
+    return [rows[number] for number in numbers if number < len(rows)] + rows[:identifiers]
 
 
 # ---------------------------------------------------------------- other machines

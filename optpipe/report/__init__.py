@@ -1,0 +1,1 @@
+"""Reports from records: `page.html`, `markdown.markdown`, `card.model_card`, all of `data.ReportData`."""

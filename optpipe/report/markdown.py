@@ -1,0 +1,86 @@
+"""The report for a terminal or a pull request: the verdict, one table, and where the rest is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from optpipe.report import figures, words
+from optpipe.report.data import ReportData, Row, rows
+from optpipe.report.summary import goodput, summarize, throughput, worst_text
+
+
+def markdown(data: ReportData) -> str:
+    """A page of Markdown; records are named, not linked."""
+    top = summarize(data)
+    blocks = [
+        f"# {cell(data.name)}: {cell(top.title)}",
+        cell(top.why),
+        "\n".join(f"- **{tile.label} {tile.value}** ({tile.detail})" for tile in top.tiles),
+        "\n".join(f"> {cell(note)}" for note in words.notes(data)),
+        candidates(rows(data)),
+        *latency(rows(data)),
+        *tuning(rows(data)),
+        f"{words.load(data)}. {words.slo(data)}. On {cell(data.hardware.cpu)}, {data.hardware.cores} cores"
+        + (f", {data.hardware.gpus} × {cell(data.hardware.gpu)}" if data.hardware.gpu else "") + ".",
+        f"Figures are `value [95 % interval] n`; `about` marks an estimate. "
+        f"Records: `{data.records or './'}`. Reproduce: `{data.command}`",
+    ]  # fmt: skip
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def candidates(table: Sequence[Row]) -> str:
+    """Every candidate with status, figures and reasons."""
+    header = ("Candidate", "Status", "Size", "Perplexity, worst text", "Output", "Goodput", "Why")
+    return grid(header, (_candidate(row) for row in table))
+
+
+def _candidate(row: Row) -> tuple[str, ...]:
+    text = worst_text(row)
+    size = figures.size(row.checkpoint.bytes) if row.checkpoint else ""
+    rise = figures.whole(text.change_pct, sign=True) if text else ""
+    return (
+        f"**{row.name}**" if row.winner else row.name,
+        row.status,
+        size or (figures.estimate(row.plan.bytes) if row.plan else ""),
+        "the reference" if row.is_base else rise,
+        figures.whole(throughput(row)) if row.serving else "",
+        figures.whole(goodput(row)) + (" tuned" if row.tuning else "") if row.serving else "",
+        "; ".join(row.reasons),
+    )
+
+
+def latency(table: Sequence[Row]) -> list[str]:
+    """Percentiles of the winner, or of the base where nothing won."""
+    served = [row for row in table if row.serving and row.serving.figures]
+    row = next((row for row in served if row.winner), None) or next(iter(served), None)
+    if row is None or row.serving is None or row.serving.figures is None:
+        return []
+    header = (f"Latency of {row.name}", *(p.upper() for p in figures.PERCENTILES), "n")
+    lines = []
+    for name, told in words.LATENCIES:
+        found = getattr(row.serving.figures, name)
+        lines.append((told, *(figures.at(found, p) for p in figures.PERCENTILES), f"{found.n:,}"))
+    return [grid(header, lines)]
+
+
+def tuning(table: Sequence[Row]) -> list[str]:
+    """One line per tuned candidate."""
+    return [
+        f"Tuning of {row.name}: default {figures.whole(row.tuning.default_goodput)}, "
+        f"tuned {figures.whole(row.tuning.tuned_goodput)} in {len(row.tuning.trials)} trials, with "
+        + ", ".join(f"`{key}: {words.plain(value)}`" for key, value in sorted(row.tuning.config.items()))
+        for row in table
+        if row.tuning
+    ]
+
+
+def grid(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; what would break a cell is escaped."""
+    body = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(cell(item) for item in line) + " |" for line in body)
+
+
+def cell(text: str) -> str:
+    """Text on one line that holds no markup of its own."""
+    flat = " ".join(str(text).split())
+    return flat.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

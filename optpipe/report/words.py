@@ -1,0 +1,101 @@
+"""Sentences that page, Markdown and model card share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from optpipe.records import LoadFigures
+from optpipe.report import figures
+from optpipe.report.data import ReportData
+
+LATENCIES = (
+    ("ttft_ms", "Time to first token (TTFT)"),
+    ("tpot_ms", "Time per output token (TPOT)"),
+    ("e2e_ms", "End to end"),
+)
+
+
+def plain(value: Any) -> str:
+    """A setting as YAML would show it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def load_told(found: LoadFigures) -> str:
+    """What the load generator did, and whether its figures can be trusted."""
+    parts = [f"{found.requests:,} requests, {found.failures} failed, {figures.duration(found.seconds)}"]
+    if found.requested_rate is not None:
+        asked, got = figures.number(found.requested_rate), figures.number(found.achieved_rate)
+        parts.append(f"asked {asked} req/s, sent {got}")
+    if found.prefix_cache_hit_rate is not None:
+        parts.append(f"prefix cache hits {100 * found.prefix_cache_hit_rate:.0f} %")
+    if not found.unique_prompts:
+        parts.append("prompts were not unique")
+    if found.client_limited:
+        parts.append("the load generator was the limit")
+    return "; ".join(parts)
+
+
+def notes(data: ReportData) -> list[str]:
+    """What a reader must know wherever the figures are used."""
+    return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings)))
+
+
+def load(data: ReportData) -> str:
+    """The declared load in a sentence."""
+    declared = {key: value for key, value in data.recipe.get("load", {}).items() if value not in (None, 0)}
+    told = ", ".join(f"{key.replace('_', ' ')} {plain(value)}" for key, value in declared.items())
+    return f"Load: {told}" if told else "No load declared"
+
+
+def slo(data: ReportData) -> str:
+    """The service-level objective in a sentence."""
+    limits = [
+        f"{metric.removesuffix('_ms').upper()} {percentile.upper()} ≤ {figures.number(limit)} ms"
+        for metric, per in data.recipe.get("slo", {}).items()
+        if isinstance(per, dict)
+        for percentile, limit in per.items()
+        if limit is not None
+    ]
+    return f"SLO: {', '.join(limits)}" if limits else "No SLO declared"
+
+
+def machine(data: ReportData) -> list[tuple[str, str]]:
+    """The hardware and the versions that the figures belong to."""
+    hardware = data.hardware
+    told = [
+        ("CPU", f"{hardware.cpu}, {hardware.cores} cores, {hardware.instruction_set}"),
+        ("Memory", figures.size(hardware.memory_bytes)),
+    ]
+    if hardware.gpu:
+        memory = figures.size(hardware.gpu_memory_bytes)
+        told.append(("GPU", f"{hardware.gpus} × {hardware.gpu}, {memory}, driver {hardware.driver}"))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(_flat(data.versions)))
+    return [*told, ("Versions", versions)]
+
+
+def setup(data: ReportData) -> list[tuple[str, str]]:
+    """Model, hardware, versions, load, time, and where it went."""
+    facts = data.facts
+    return [
+        ("Base model", f"{facts.source} at {facts.revision}"),
+        ("Architecture", f"{facts.architecture}, {facts.parameters / 1e6:,.0f} M parameters, {facts.dtype}"),
+        *machine(data),
+        ("Load", load(data).removeprefix("Load: ")),
+        ("SLO", slo(data).removeprefix("SLO: ")),
+        *((f"Time to {name}", figures.duration(seconds)) for name, seconds in sorted(data.seconds.items())),
+        *(
+            ("Published", f"{found.name}@{found.digest} as {', '.join(found.aliases)} in {found.location}")
+            for found in data.published
+        ),
+    ]
+
+
+def _flat(versions: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Versions by toolchain, each as `toolchain: name`."""
+    found = []
+    for name, value in versions.items():
+        found += (
+            _flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else [(prefix + name, str(value))]
+        )
+    return found

@@ -1,0 +1,231 @@
+"""package: records in, one bundle out; packaging the same records again gives the same digest.
+
+Nothing of one machine or moment goes in: no times of day, no absolute paths, no host names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import platform
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optpipe import bundle as bundles
+from optpipe.backends.engines import vllm
+from optpipe.errors import BackendFailed, InputError
+from optpipe.records import Bundle, Checkpoint, Json, from_json, to_json
+from optpipe.report.card import CardFacts, model_card
+from optpipe.report.data import ReportData, Row, layout, rows
+from optpipe.report.markdown import markdown
+from optpipe.report.page import html
+from optpipe.rundir import RunFolder, read_json, remove_tree, sync_folder, sync_tree
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
+OWN_FILES = ("optpipe.json", *bundles.OUTSIDE)
+"""What a base that was once a bundle holds and its successor writes anew."""
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "ATTRIBUTION*", "USE_POLICY*")
+SECRETS = ("api-key", "hf-token")
+OF_ONE_RUN = ("host", "port", "model", "served-model-name", "uds", "root-path")
+"""Engine settings that belong to whoever serves, not to the bundle."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the bundle is served with: the configuration that was confirmed, and what ran it."""
+
+    name: str
+    version: str
+    config: Json
+    environment: Json = field(default_factory=dict)
+    """Variables that change what the engine does; never secrets."""
+
+
+def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
+    """The bundle of the selection's winner in `run`'s package/; weights are linked, not moved."""
+    row = next(row for row in rows(data) if row.winner)
+    assert row.checkpoint is not None, f"{row.name} won without a checkpoint"
+    base = next(checkpoint for checkpoint in data.checkpoints if checkpoint.scheme is None)
+    clean = from_json(ReportData, portable(data, run.artifacts)).for_bundle()
+    folder = run.path / f".package.{os.getpid()}"
+    remove_tree(folder)
+    try:
+        link_model(row.checkpoint, folder)
+        link_licences(base.path, folder)
+        artifact = portable(describe(row, clean, engine, base), run.artifacts)
+        write_records(folder, clean, artifact, licence(base.path))
+        settings = portable(engine_settings(engine), run.artifacts)
+        _write(folder / "engine" / f"{engine.name}.yaml", vllm.yaml_text(settings))
+        manifest = bundles.write_manifest(folder)
+        sync_tree(folder)
+        remove_tree(run.path / "package")
+        folder.rename(run.path / "package")
+    finally:
+        remove_tree(folder)
+    sync_folder(run.path)
+    target = run.path / "package"
+    return Bundle(data.name, target, manifest.digest, row.checkpoint.model_digest, manifest.bytes)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def link_model(checkpoint: Checkpoint, folder: Path) -> None:
+    """Weights, tokenizer and configuration; the model's own code only where its configuration names it."""
+    names = {path.name for path in checkpoint.path.iterdir() if path.is_file()}
+    ship = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES)}
+    if "auto_map" in _json(checkpoint.path / "config.json"):
+        ship |= {name for name in names if name.endswith(".py")}
+    if not any(name.endswith(".safetensors") for name in ship):
+        raise BackendFailed("no .safetensors file to package", place=str(checkpoint.path), transient=False)
+    for name in sorted(ship - set(OWN_FILES)):
+        bundles.link_file(checkpoint.path / name, folder / name)
+    templates = checkpoint.path / "additional_chat_templates"
+    for path in sorted(templates.glob("*.jinja")):
+        bundles.link_file(path, folder / templates.name / path.name)
+
+
+def link_licences(base: Path, folder: Path) -> None:
+    """Licence and attribution of the base go wherever its weights go."""
+    for path in sorted(base.iterdir()) if base.is_dir() else ():
+        known = any(fnmatch.fnmatch(path.name.upper(), pattern) for pattern in LICENCES)
+        if known and path.is_file() and not (folder / path.name).exists():
+            bundles.link_file(path, folder / path.name)
+
+
+def licence(base: Path) -> str | None:
+    """`license:` of the base's own model card."""
+    import yaml
+
+    card = base / "README.md"
+    parts = card.read_text(encoding="utf-8", errors="replace").split("---\n") if card.is_file() else []
+    try:
+        head = yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0] else None
+    except yaml.YAMLError:  # a card that hubs would not read either
+        return None
+    found = head.get("license") if isinstance(head, dict) else None
+    return found if isinstance(found, str) else None
+
+
+# ---------------------------------------------------------------- what is written about it
+
+
+def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Json:
+    """optpipe.json: what the artifact is, what it needs, and what it was measured on."""
+    assert row.checkpoint is not None and row.candidate is not None and row.plan is not None
+    scheme = quantization(row.checkpoint.path)
+    return {
+        "version": 1,
+        "name": data.name,
+        "candidate": row.name,
+        "model_digest": row.checkpoint.model_digest,
+        "bytes": row.checkpoint.bytes,
+        "bits_per_weight": row.checkpoint.bits_per_weight,
+        "method": (row.checkpoint.scheme or {}).get("method"),
+        "scheme": row.checkpoint.scheme,
+        **scheme,
+        "kv_cache_dtype": row.candidate.engine.get("kv_cache_dtype"),
+        "base": {
+            "source": data.facts.source,
+            "revision": data.facts.revision,
+            "digest": base.model_digest,
+            "notes": data.facts.notes,
+        },
+        "target": {"engine": engine.name, "version": engine.version, "environment": engine.environment},
+        "requirements": {
+            "platform": "cuda" if data.hardware.gpus else "cpu",
+            "instruction_set": None if data.hardware.gpus else data.hardware.instruction_set,
+            "compute_capability": data.hardware.compute_capability,
+            "memory_bytes_estimated": row.plan.memory_bytes,
+        },
+        "measured_on": {"hardware": data.hardware, "versions": data.versions},
+        "signed": False,
+    }
+
+
+def quantization(checkpoint: Path) -> Json:
+    """Format, group size and what was left alone, as the checkpoint's own configuration says it."""
+    found = _json(checkpoint / "config.json").get("quantization_config") or {}
+    groups = found.get("config_groups") or {}
+    sizes = [((group or {}).get("weights") or {}).get("group_size") or 0 for group in groups.values()]
+    return {
+        "format": found.get("format") or found.get("quant_method"),
+        "group_size": found.get("group_size") or max(sizes, default=0) or None,
+        "ignored_modules": sorted(found.get("ignore") or found.get("modules_to_not_convert") or ()),
+    }
+
+
+def write_records(folder: Path, data: ReportData, artifact: Json, licence_name: str | None) -> None:
+    """Records, recipe, reports and model card."""
+    import yaml
+
+    for name, record in layout(data).items():
+        _write(folder / "records" / name, _pretty(record))
+    recipe = yaml.safe_dump(data.recipe, sort_keys=False, allow_unicode=True)
+    texts = {
+        "recipe.resolved.yaml": recipe,
+        "report.html": html(data),
+        "report.md": markdown(data),
+        "README.md": model_card(data, CardFacts(artifact, licence_name)),
+    }
+    for name, text in texts.items():
+        _write(folder / name, text)
+    _write(folder / "optpipe.json", _pretty(artifact))
+
+
+def engine_settings(engine: Engine) -> Json:
+    """Flat keys that any machine can serve with; a secret among them is an error, not a bundle."""
+    flat = vllm.flags(engine.config)
+    for key in SECRETS:
+        if key in flat:
+            raise InputError(
+                f"{key} is a secret and bundles are read by many",
+                place=f"engine_args.{key}",
+                hint="give it to the server by its environment, e.g. VLLM_API_KEY",
+            )
+    return {key: value for key, value in sorted(flat.items()) if key not in OF_ONE_RUN}
+
+
+# ---------------------------------------------------------------- nothing of this machine
+
+
+ABSOLUTE = re.compile(r"(?<![\w.:/<>-])/(?!v\d)[\w.][^\s:'\",;)\]]*")
+"""An absolute path in a text; not the `//` of a URL, not an API's `/v1/...`."""
+
+
+def portable(record: Any, artifacts: Path) -> Any:
+    """JSON without absolute paths and this host's name: inside the artifacts relative, else the last part."""
+    return _portable(to_json(record), f"{artifacts}/", platform.node())
+
+
+def _portable(value: Any, artifacts: str, host: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _portable(item, artifacts, host) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item, artifacts, host) for item in value]
+    if not isinstance(value, str):
+        return value
+    if host and value == host:
+        return "this machine"
+    return ABSOLUTE.sub(_last_part, value.replace(artifacts, "artifacts/"))
+
+
+def _last_part(found: re.Match[str]) -> str:
+    return f"<path>/{found[0].rstrip('/').rpartition('/')[2]}"
+
+
+def _pretty(record: Any) -> str:
+    return json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """Into the folder that is renamed when whole, so neither atomic nor synced here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _json(path: Path) -> Json:
+    return dict(read_json(path)) if path.is_file() else {}

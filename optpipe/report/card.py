@@ -29,7 +29,7 @@ def model_card(data: ReportData, facts: CardFacts) -> str:
         f"# {cell(data.name)}, {cell(winner.name)}",
         f"{cell(data.facts.source)}, {scheme(facts.artifact)}, measured and packaged by optpipe. "
         f"{cell(summarize(data).why)}",
-        "\n".join(f"> {cell(note)}" for note in words.notes(data)),
+        "\n".join(f"> - {cell(note)}" for note in data.facts.notes),
         serve(facts.artifact),
         "## Measured",
         "Value, 95 % interval, n. Quality is paired with the base model on the same tokens.",
@@ -57,7 +57,8 @@ def front_matter(data: ReportData, facts: CardFacts) -> str:
         head["license"] = facts.licence
     if data.facts.kind == "hub":
         head["base_model"] = data.facts.source.removeprefix("hf:").split("@")[0]
-        head["base_model_relation"] = "quantized" if facts.artifact["method"] else "finetune"
+        if facts.artifact["method"]:
+            head["base_model_relation"] = "quantized"
     return "---\n" + yaml.safe_dump(head, sort_keys=True, allow_unicode=True) + "---"
 
 

@@ -92,6 +92,10 @@ class Row:
     def is_base(self) -> bool:
         return self.candidate is not None and self.candidate.scheme is None
 
+    @property
+    def target(self) -> str | None:
+        return self.candidate.target if self.candidate else None
+
 
 def rows(data: ReportData) -> tuple[Row, ...]:
     """Every candidate, the winner first, then as ranked, then what never ran, with its reason."""

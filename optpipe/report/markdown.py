@@ -16,7 +16,7 @@ def markdown(data: ReportData) -> str:
         f"# {cell(data.name)}: {cell(top.title)}",
         cell(top.why),
         "\n".join(f"- **{tile.label} {tile.value}** ({tile.detail})" for tile in top.tiles),
-        "\n".join(f"> {cell(note)}" for note in words.notes(data)),
+        "\n".join(f"> - {cell(note)}" for note in words.notes(data)),
         candidates(rows(data)),
         *latency(rows(data)),
         *tuning(rows(data)),

@@ -42,7 +42,7 @@ def summarize(data: ReportData) -> Summary:
     why = data.selection.reason if data.selection else "The build ended before the selection."
     if winner is None:
         return Summary(TITLES.get(data.verdict, TITLES["failed"]), why, ())
-    base = next((row for row in table if row.is_base), None)
+    base = next((row for row in table if row.is_base and row.target == winner.target), None)
     if winner.is_base:
         title = f"{winner.name}: the base model itself, with its engine settings"
         return Summary(title, why, _tiles(winner, None))

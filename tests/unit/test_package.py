@@ -62,9 +62,15 @@ def records(run: RunFolder) -> ReportData:
     )
 
 
+def begun(artifacts: Path, name: str) -> RunFolder:
+    run = RunFolder(artifacts, name, {"started": "elsewhere"})
+    run.begin()
+    return run
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "artifacts", "imaginary-135m")
+    return begun(tmp_path / "artifacts", "imaginary-135m")
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_a_bundle_is_a_model_folder_with_its_evidence(bundle: Bundle, run: RunFo
 def test_the_same_records_give_the_same_digest_in_another_run_and_place(
     bundle: Bundle, tmp_path: Path
 ) -> None:
-    other = RunFolder.create(tmp_path / "elsewhere" / "artifacts", "again")
+    other = begun(tmp_path / "elsewhere" / "artifacts", "again")
     again = package(other, replace(records(other), seconds={"build": 3.0}, published=()), ENGINE)
     assert again.digest == bundle.digest
 
@@ -109,7 +115,7 @@ def test_packaging_again_in_the_same_run_replaces_the_bundle(bundle: Bundle, run
     (bundle.path / "stray").write_text("stray")
     assert package(run, records(run), ENGINE) == bundle
     assert bundles.verify(bundle.path, bundle.digest) == ()
-    assert [path.name for path in run.path.iterdir()] == ["package"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["package", "run.json"]
 
 
 def test_nothing_of_this_machine_or_moment_goes_in(bundle: Bundle, run: RunFolder, tmp_path: Path) -> None:
@@ -136,7 +142,7 @@ def test_a_secret_among_the_engine_settings_is_refused(run: RunFolder) -> None:
     with pytest.raises(InputError, match="api-key is a secret") as error:
         package(run, records(run), replace(ENGINE, config={"api_key": "hunter2"}))
     assert "hunter2" not in str(error.value)
-    assert list(run.path.iterdir()) == []
+    assert [path.name for path in run.path.iterdir()] == ["run.json"]
 
 
 def test_optpipe_json_tells_what_the_artifact_is(bundle: Bundle) -> None:
@@ -186,7 +192,7 @@ def test_a_checkpoint_whose_weights_were_dropped_is_not_packaged(run: RunFolder)
     (data.checkpoints[1].path / "model.safetensors").unlink()
     with pytest.raises(BackendFailed, match=r"no \.safetensors"):
         package(run, data, ENGINE)
-    assert list(run.path.iterdir()) == []
+    assert [path.name for path in run.path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(

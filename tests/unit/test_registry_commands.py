@@ -1,0 +1,136 @@
+"""`optpipe list | pull | verify | promote | rollback`: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from optpipe import bundle as bundles
+from optpipe.backends.registries import FolderRegistry
+from optpipe.cli import registry as commands
+from optpipe.errors import InputError, OptpipeError, PublishFailed
+from optpipe.records import Bundle
+
+
+class Shop:
+    """A registry with two versions of one model, and the command line in front of it."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        self.registry = FolderRegistry(root / "registry")
+        self.app = typer.Typer(rich_markup_mode=None)
+        for name in ("list_", "pull", "verify", "promote", "rollback"):
+            self.app.command(name.rstrip("_"))(getattr(commands, name))
+        self.digests = [self.publish(root / name, name) for name in ("one", "two")]
+
+    def publish(self, folder: Path, text: str) -> str:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(text)
+        manifest = bundles.write_manifest(folder)
+        version = self.registry.upload(Bundle("tiny", folder, manifest.digest, "sha256:00", manifest.bytes))
+        for alias in ("latest", "champion"):
+            self.registry.move(version, alias, expected=self.registry.alias("tiny", alias), evidence="test")
+        return version.digest
+
+    def __call__(self, *words: str) -> str:
+        """What the command leaves on stdout."""
+        self.capsys.readouterr()
+        self.app([*words, "--registry", str(self.registry.root)], standalone_mode=False)
+        return self.capsys.readouterr().out
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shop:
+    return Shop(tmp_path, capsys)
+
+
+def test_list_shows_aliases_and_versions(shop: Shop) -> None:
+    one, two = shop.digests
+    assert shop.json("list") == {
+        "models": {"tiny": {"aliases": {"champion": two, "latest": two}, "versions": [one, two]}}
+    }
+    assert shop("list").splitlines() == [f"tiny@{one[:19]}", f"tiny@{two[:19]}  champion, latest"]
+
+
+def test_promote_and_rollback_move_the_champion(shop: Shop) -> None:
+    one, two = shop.digests
+    assert shop.json("promote", f"tiny@{one}") == {
+        "name": "tiny",
+        "alias": "champion",
+        "from": two,
+        "to": one,
+    }
+    assert shop.json("rollback", "tiny")["to"] == two
+    assert shop.json("rollback", "tiny")["to"] == one
+    with pytest.raises(InputError, match="nothing but"):
+        shop("rollback", "tiny")
+
+
+def test_promote_to_another_alias_with_a_reason(shop: Shop) -> None:
+    shop("promote", "tiny", "--alias", "staging", "--because", "canary looks good")
+    assert shop.registry.alias("tiny", "staging") == shop.digests[1]
+    assert shop.registry.history("tiny")[-1]["evidence"] == "canary looks good"
+
+
+def test_pull_and_verify(shop: Shop, tmp_path: Path) -> None:
+    assert shop.json("pull", "tiny@champion", str(tmp_path / "here"))["digest"] == shop.digests[1]
+    told = shop.json("verify", str(tmp_path / "here"))
+    assert told == {"ok": True, "digest": shop.digests[1], "files": 1, "signed": False, "problems": []}
+    assert "unsigned" in shop("verify", "tiny")
+
+
+def test_verify_names_what_was_changed_and_ends_with_six(shop: Shop, tmp_path: Path) -> None:
+    shop("pull", "tiny", str(tmp_path / "here"))
+    (tmp_path / "here" / "model.safetensors").write_text("twO")
+    with pytest.raises(PublishFailed, match=r"model\.safetensors: sha256") as error:
+        shop("verify", str(tmp_path / "here"))
+    assert error.value.exit_code == 6
+
+
+def test_verify_prints_its_document_even_where_something_is_wrong(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two" / "extra.txt").write_text("added")
+    with pytest.raises(PublishFailed):
+        shop("verify", str(tmp_path / "two"), "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"] and told["problems"][0]["place"] == "extra.txt"
+
+
+@pytest.mark.parametrize(
+    "words", [("pull", "tinny", "x"), ("promote", "tiny@nobody"), ("verify", "no/such/path")]
+)
+def test_what_is_not_known_ends_with_two(shop: Shop, words: tuple[str, ...]) -> None:
+    with pytest.raises(OptpipeError) as error:
+        shop(*words)
+    assert error.value.exit_code == 2 and error.value.hint
+
+
+def test_a_registry_that_was_named_and_is_not_there_is_an_error(shop: Shop, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        shop.app(["list", "--registry", str(tmp_path / "none")], standalone_mode=False)
+
+
+def test_the_default_registry_may_be_empty(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    shop.app(["list", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out) == {"models": {}}
+
+
+def test_the_commands_load_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'yaml', 'jinja2', 'numpy', 'rich', 'optpipe.rundir'}"
+    code = f"import sys, optpipe.cli.registry; print(*({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""

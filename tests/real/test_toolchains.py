@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from optpipe import toolchains
+from optpipe.rundir import remove_tree
 from optpipe.toolchains import lock, managed
 
 pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty OPTPIPE_HOME, removed afterwards: gigabytes."""
     monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):  # the certificate must come from pip's configuration
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "home"
+    yield tmp_path / "home"
+    remove_tree(tmp_path / "home")
 
 
 def run(toolchain: toolchains.Toolchain, *arguments: str) -> str:

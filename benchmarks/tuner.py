@@ -50,7 +50,7 @@ class Surface:
 
     def __call__(self, config: Json) -> float | None:
         asked = config.get("max_num_seqs")
-        seqs = math.log2(asked) if asked else self.default_seqs
+        seqs = math.log2(asked) if asked else float(self.default_seqs)
         tokens = math.log2(config.get("max_num_batched_tokens") or 2**self.default_tokens)
         if asked and seqs + tokens > self.memory:
             return None
@@ -64,7 +64,7 @@ class Surface:
         )
         switches *= 1.0 + self.overlap * config["async_scheduling"]
         switches *= 1.0 + self.order * (config["scheduling_policy"] == "fcfs")
-        return self.scale * rise * math.exp(-fall) * switches
+        return float(self.scale * rise * math.exp(-fall) * switches)
 
 
 def trial(surface: Surface, config: Json, draw: random.Random) -> Trial:

@@ -17,7 +17,7 @@ Method = Literal["gp", "tpe"]
 
 MOST_CELLS = 4096
 """A larger space is searched among so many of its cells, drawn at random."""
-DESIGN = (0.6, 1.0, 0.25)
+DESIGN = (0.6, 0.25)
 """Where in the range of every number the first trials after the default lie."""
 NOISE = 0.05
 """Standard deviation of log goodput between two measurements of one configuration that is assumed."""
@@ -187,7 +187,7 @@ def fitted_lengths(squares: Any, z: Any, nugget: Any) -> Any:
         kernel = np.exp(-0.5 * (squares / lengths[:, None, None] ** 2).sum(0)) + nugget
         root = np.linalg.cholesky(kernel)
         fit = np.linalg.solve(root, z)
-        return float(0.5 * fit @ fit + np.log(np.diag(root)).sum() + 0.15 * (np.log(lengths) ** 2).sum())
+        return float(0.5 * fit @ fit + np.log(np.diag(root)).sum() + 0.05 * (np.log(lengths) ** 2).sum())
 
     best = np.ones(len(squares))
     for _ in range(2):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,9 +150,7 @@ def test_each_form_of_a_reference_finds_the_version(registry: FolderRegistry, tm
         "a..b",
     ],
 )
-def test_a_reference_that_is_not_one_is_refused(
-    registry: FolderRegistry, tmp_path: Path, reference: str
-) -> None:
+def test_a_reference_that_is_not_one_is_refused(registry: FolderRegistry, tmp_path: Path, reference: str) -> None:
     ship(registry, make(tmp_path, "a"), "latest")
     with pytest.raises(InputError):
         registry.resolve(reference)
@@ -194,9 +194,7 @@ def test_rollback_goes_back_step_by_step(registry: FolderRegistry, tmp_path: Pat
     assert moves == [versions[number].digest for number in (0, 1, 2, 1, 0)]
 
 
-def test_history_is_completed_after_a_crash_between_alias_and_history(
-    registry: FolderRegistry, tmp_path: Path
-) -> None:
+def test_history_is_completed_after_a_crash_between_alias_and_history(registry: FolderRegistry, tmp_path: Path) -> None:
     first, second = (registry.upload(make(tmp_path, content)) for content in "ab")
     registry.move(first, "champion", expected=None, evidence="one")
     path = registry.root / "tiny" / "history.jsonl"
@@ -288,3 +286,38 @@ def test_the_settings_refuse_unknown_keys() -> None:
     with pytest.raises(ValidationError, match="promot"):
         adapter.validate_python({"registry": "folder", "promot": "champion"})
     assert "description" in json.dumps(adapter.json_schema()["properties"]["promote"])
+
+
+# ---------------------------------------------------------------- death at any moment
+
+
+def test_a_killed_publish_leaves_no_half_version_and_goes_on(registry: FolderRegistry, tmp_path: Path) -> None:
+    folder = tmp_path / "big"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"part-{number}.safetensors").write_bytes(bytes([number]) * 400_000)
+    manifest = bundles.write_manifest(folder)
+    code = (
+        "import sys; from pathlib import Path; from optpipe.records import Bundle;"
+        "from optpipe.backends.registries import Folder; from optpipe.stages.publish import Challenge, publish;"
+        "print('ready', flush=True);"
+        "publish(Bundle('tiny', Path(sys.argv[1]), sys.argv[2], '', 0), Folder(), Path(sys.argv[3]),"
+        " Challenge(None, False, 'test'))"
+    )
+    words = [sys.executable, "-c", code, str(folder), manifest.digest, str(registry.root)]
+    killed = 0
+    for delay in (0.01, 0.03, 0.06, 0.1, 0.2, 20.0):
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            try:
+                process.wait(delay)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                killed += 1
+        for model in registry.listing()["models"].values():
+            assert model["versions"] == [manifest.digest]
+            assert bundles.verify(registry.resolve(f"tiny@{manifest.digest}").path, manifest.digest) == ()
+            assert set(model["aliases"].values()) <= {manifest.digest}
+    assert killed > 0
+    assert set(registry.listing()["models"]["tiny"]["aliases"]) == {"latest", "champion"}
+    assert len(registry.history("tiny")) == 2

@@ -24,6 +24,7 @@ from optpipe.toolchains.source import worker_source
 from optpipe.toolchains.uv import Say, silent
 
 __all__ = [
+    "CORE",
     "Endpoint",
     "Image",
     "Interpreter",

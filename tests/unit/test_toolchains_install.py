@@ -139,9 +139,7 @@ def stalling_index(wheel: Path) -> Iterator[tuple[str, threading.Event, threadin
     """An index on loopback that holds the wheel back until told: its address, `asked`, `release`."""
     asked, release = threading.Event(), threading.Event()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    page = (
-        f'<!DOCTYPE html><html><body><a href="/{wheel.name}#sha256={digest}">{wheel.name}</a></body></html>'
-    )
+    page = f'<!DOCTYPE html><html><body><a href="/{wheel.name}#sha256={digest}">{wheel.name}</a></body></html>'
 
     class Index(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -226,21 +224,17 @@ def test_constraint_of_pip_that_contradicts_the_lock_is_told(shelf: Path, tmp_pa
     assert "constraint" in str(caught.value.hint)
 
 
-def test_full_disk_is_seen_before_the_download(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_seen_before_the_download(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(managed.SIZES, "tiny", 1e9)
     with pytest.raises(EnvironmentMissing, match="are free, tiny needs"):
-        managed.install(Lock.read(write_lock(tmp_path, write_wheel(shelf, "1.0"))))
+        managed.install(Lock.read(write_lock(shelf.parent, write_wheel(shelf, "1.0"))))
 
 
-def test_unwritable_home_names_optpipe_home(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "file" / "home"))
+def test_unwritable_home_names_optpipe_home(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shelf.parent / "file").write_text("")
+    monkeypatch.setenv("OPTPIPE_HOME", str(shelf.parent / "file" / "home"))
     with pytest.raises(EnvironmentMissing, match="OPTPIPE_HOME"):
-        managed.install(Lock.read(write_lock(tmp_path, write_wheel(shelf, "1.0"))))
+        managed.install(Lock.read(write_lock(shelf.parent, write_wheel(shelf, "1.0"))))
 
 
 # ---------------------------------------------------------------- fingerprint
@@ -289,9 +283,7 @@ def settle(lock: Lock) -> None:
         os.utime(path, (then, then))
 
 
-def test_kept_fingerprint_starts_no_interpreter(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_fingerprint_starts_no_interpreter(shelf: Path, tmp_path: Path) -> None:
     counter = tmp_path / "bin" / "python"
     counter.parent.mkdir()
     counter.write_text(f'#!/bin/sh\necho started >> {tmp_path}/starts\nexec {sys.executable} "$@"\n')

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from optpipe.backends.loads import aiperf, prometheus
 from optpipe.backends.loads.aiperf import Load, Slo
 from optpipe.backends.loads.figures import batches_of, client_limited, figures, judge, percentiles, quantile
 from optpipe.records import Json, LoadFigures, from_json, to_json
+from optpipe.worker import Failure, Work
 
 STEADY = Load(concurrency=4, requests=100)
 SLO = Slo(ttft_ms={"p90": 2000}, tpot_ms={"p90": 100})
@@ -80,17 +84,13 @@ def test_filling_up_and_running_empty_do_not_count() -> None:
 
 
 def test_batches_hold_whole_bursts_of_the_concurrency() -> None:
-    sizes = {
-        len(batch.rows) for batch in batches_of(closed_loop(n=203, concurrency=16), Load(concurrency=16))
-    }
+    sizes = {len(batch.rows) for batch in batches_of(closed_loop(n=203, concurrency=16), Load(concurrency=16))}
     assert sizes == {16}
 
 
 def test_batch_rates_average_to_the_rate_even_where_the_engine_stalled() -> None:
     rows = closed_loop()
-    late = [
-        {**r, "start_s": r["start_s"] + 30 * (r["start_s"] > 12), "end_s": r["end_s"] + 30} for r in rows[48:]
-    ]
+    late = [{**r, "start_s": r["start_s"] + 30 * (r["start_s"] > 12), "end_s": r["end_s"] + 30} for r in rows[48:]]
     got = loaded([*rows[:48], *late])
     rates = got.batches["requests_per_s"]
     assert sum(rates) / len(rates) == pytest.approx(got.requests_per_s.value)
@@ -133,9 +133,7 @@ def test_nothing_inside_the_slo_is_zero_with_an_upper_bound() -> None:
 
 
 def test_a_request_must_meet_every_bound_and_the_loosest_of_each() -> None:
-    rows = [
-        row(i, 1.0, ttft_ms=100.0 if i % 2 else 300.0, tpot_ms=10.0 if i % 3 else 50.0) for i in range(60)
-    ]
+    rows = [row(i, 1.0, ttft_ms=100.0 if i % 2 else 300.0, tpot_ms=10.0 if i % 3 else 50.0) for i in range(60)]
     slo = Slo(ttft_ms={"p50": 50, "p90": 200}, tpot_ms={"p90": 20})
     assert loaded(rows, Load(concurrency=1, requests=60), slo).inside_slo.value == pytest.approx(20 / 60)
 
@@ -150,9 +148,7 @@ def test_a_percentile_of_the_slo_counts_requests(late: int, status: str) -> None
 
 
 def test_an_answer_of_one_token_has_no_time_per_token() -> None:
-    got = loaded(
-        [row(i, 1.0, tpot_ms=None, output_tokens=1) for i in range(30)], Load(concurrency=1, requests=30)
-    )
+    got = loaded([row(i, 1.0, tpot_ms=None, output_tokens=1) for i in range(30)], Load(concurrency=1, requests=30))
     assert got.inside_slo.value == 1 and got.tpot_ms.n == 0
 
 
@@ -283,6 +279,28 @@ def test_errors_cancellations_and_answers_without_counts_are_failures() -> None:
     assert [r["ok"] for r in rows] == [False] * 3
     assert [r["error"] for r in rows] == ["the answer has no usage_completion_tokens", "cancelled", "no room"]
     assert all(r["e2e_ms"] is None for r in rows)
+
+
+def test_a_load_that_nothing_answers_is_given_up(tmp_path: Path) -> None:
+    work = Work({}, {}, tmp_path, 1, 1, tmp_path)
+    export = tmp_path / "export.jsonl"
+    export.write_text('{"request_latency": 1}\n')
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        with pytest.raises(Failure, match="1 of 8 were before") as failure:
+            aiperf.watch(process, export, 8, 0.4, work)
+        aiperf.stop(process)
+    assert failure.value.transient
+    assert '"done": 1' in (tmp_path / "progress.jsonl").read_text()
+
+
+def test_the_command_names_no_path_and_no_address() -> None:
+    folder, tokenizer = Path("/secret/work"), Path("/secret/model")
+    load = Load(concurrency=4, requests=100, shared_prefix_tokens=64)
+    words = aiperf.argv(load, url="http://10.0.0.1:8", model="m", tokenizer=tokenizer, seed=7, folder=folder)
+    shown = aiperf.command(words, {tokenizer: "TOKENIZER", folder: "FOLDER", "http://10.0.0.1:8": "URL"})
+    assert shown.startswith("aiperf profile ") and "secret" not in shown and "10.0.0.1" not in shown
+    assert "--num-dataset-entries 104" in shown, "warm-up and load share no prompt"
+    assert "--isl 64" in shown and "--prefix-prompt-length 64" in shown
 
 
 def test_prefix_cache_hits_between_two_readings() -> None:

@@ -13,6 +13,7 @@ The rows do not depend on the SLO, so another SLO needs no new measurement. What
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,6 +31,8 @@ from optpipe.worker import Failure, Work
 REVISION = 1
 
 POLL_S = 0.5
+GRACE_S = 60.0
+"""For AIPerf's own start, beyond the time that one request may take."""
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
@@ -70,13 +73,10 @@ class Load:
                 raise ValueError(f"{name} {value} is not above 0")
         if not 0 <= self.shared_prefix_tokens < self.input_tokens:
             raise ValueError(
-                f"shared_prefix_tokens {self.shared_prefix_tokens} is not below "
-                f"input_tokens {self.input_tokens}"
+                f"shared_prefix_tokens {self.shared_prefix_tokens} is not below input_tokens {self.input_tokens}"
             )
         if (self.warmup or 0) < 0 or self.request_timeout_s <= 0:
-            raise ValueError(
-                f"warmup {self.warmup} or request_timeout_s {self.request_timeout_s} is too small"
-            )
+            raise ValueError(f"warmup {self.warmup} or request_timeout_s {self.request_timeout_s} is too small")
 
     @property
     def warmup_requests(self) -> int:
@@ -126,12 +126,12 @@ def run(options: Json, work: Work) -> Json:
     seed = int(options.get("seed", work.seed))
     arguments = argv(load, url=url, model=model, tokenizer=work.inputs["tokenizer"], seed=seed, folder=folder)
     before, began = prometheus.prefix_cache(url), time.time()
-    drive(arguments, load, folder, work)
+    code = drive(arguments, load, folder, work)
     ended = time.time()
-    hit_rate = prometheus.hit_rate(before, prometheus.prefix_cache(url))
-    lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
+    lines = exported(folder)
     rows = rows_of(lines)
-    check(rows, load)
+    check(rows, load, f"AIPerf ended with exit code {code}: {complaint(folder / 'output.log')}")
+    hit_rate = prometheus.hit_rate(before, prometheus.prefix_cache(url))
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (work.out / "requests.jsonl").write_text(text, encoding="utf-8")
     return {
@@ -202,8 +202,8 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def drive(arguments: list[str], load: Load, folder: Path, work: Work) -> None:
-    """Run AIPerf to its end; a transient `Failure` where it fails or nothing is answered for too long."""
+def drive(arguments: list[str], load: Load, folder: Path, work: Work) -> int:
+    """Run AIPerf to its end; its exit code, which is 1 where every request failed. A hang raises."""
     folder.mkdir(parents=True)
     log = folder / "output.log"
     with log.open("wb") as output:
@@ -211,27 +211,25 @@ def drive(arguments: list[str], load: Load, folder: Path, work: Work) -> None:
             arguments, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment(folder)
         )
         try:
-            watch(process, load, folder / "profile_export.jsonl", work)
+            patience = load.request_timeout_s + GRACE_S + 5 / (load.request_rate or math.inf)
+            total = load.requests + load.warmup_requests
+            watch(process, folder / "profile_export.jsonl", total, patience, work)
         finally:
             stop(process)
-    if process.returncode:
-        sys.stderr.write(tail(log, 60))
-        message = f"AIPerf ended with exit code {process.returncode}: {tail(log, 1).strip()}"
-        raise Failure(message, transient=True)
+    return process.returncode
 
 
-def watch(process: subprocess.Popen[bytes], load: Load, export: Path, work: Work) -> None:
+def watch(process: subprocess.Popen[bytes], export: Path, total: int, patience_s: float, work: Work) -> None:
     """Wait for AIPerf and tell how many requests are done; raises where none succeeds for too long."""
-    total, done, last = load.requests + load.warmup_requests, 0, time.monotonic()
-    patience = load.request_timeout_s + 60 + 5 / (load.request_rate or 5)
+    done, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
         answered = export.read_bytes().count(b'"request_latency"') if export.exists() else 0
         if answered > done:
             done, last = answered, time.monotonic()
             work.progress(min(done, total), total, "requests")
-        elif time.monotonic() - last > patience:
-            message = f"no request was answered for {patience:.0f} s; {done} of {total} were before"
+        elif time.monotonic() - last > patience_s:
+            message = f"no request was answered for {patience_s:.0f} s; {done} of {total} were before"
             raise Failure(message, hint="the engine hangs under this load", transient=True)
 
 
@@ -247,11 +245,21 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def tail(log: Path, lines: int) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]) + "\n"
+def complaint(log: Path) -> str:
+    """The last line of AIPerf's output that names an error, else its last line; the whole goes to stderr."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    sys.stderr.write(text[-20_000:])
+    lines = [line.strip(" │|") for line in text.splitlines() if line.strip(" │|╭╮╰╯─")]
+    return next((line for line in reversed(lines) if "rror" in line or "ERROR" in line), (lines or ["nothing"])[-1])
 
 
 # ---------------------------------------------------------------- what it leaves
+
+
+def exported(folder: Path) -> list[Json]:
+    """AIPerf's export: a line per request, warm-up included; none where it did not come so far."""
+    export = folder / "profile_export.jsonl"
+    return [json.loads(line) for line in export.read_text("utf-8").splitlines()] if export.exists() else []
 
 
 def rows_of(lines: list[Json]) -> list[Json]:
@@ -293,10 +301,11 @@ def error_of(line: Json, value: dict[str, Any]) -> str | None:
     return f"the answer has no {', '.join(sorted(missing))}" if missing else None
 
 
-def check(rows: list[Json], load: Load) -> None:
+def check(rows: list[Json], load: Load, ending: str) -> None:
     """A load that was not sent as asked, or not answered at all, is a failure, not a figure."""
     if len(rows) != load.requests:
-        raise Failure(f"AIPerf recorded {len(rows)} of {load.requests} requests", transient=True)
+        message = f"AIPerf recorded {len(rows)} of {load.requests} requests. {ending}"
+        raise Failure(message, transient=True)
     errors = Counter(row["error"] for row in rows if not row["ok"])
     if errors.total() == len(rows):
         error, count = errors.most_common(1)[0]

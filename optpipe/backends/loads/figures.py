@@ -5,6 +5,18 @@ then the engine is filling up or running empty. What is left is split in the ord
 batches of equal count (a multiple of the concurrency, since equal requests come back in bursts of it),
 and rate and interval are those of the ratio answers / seconds over batches. Latencies and the share
 inside the SLO count every measured request; a failed request is outside the SLO and has no latency.
+
+Five batches, not more: in a simulated closed loop (200 runs of 100 requests, 4 in flight, 25 s) the 95 %
+interval held the truth in this share of runs, with this half-width:
+
+    the machine's speed            5 batches          11 batches
+    steady                         0.94 +-0.6 %       0.94 +-0.4 %
+    answers of unequal length      0.97 +-8.6 %       0.98 +-7.4 %
+    drifts by 10 % within 0.5 s    0.92 +-5.6 %       0.93 +-4.1 %
+    drifts by 10 % within 2 s      0.89 +-8.4 %       0.76 +-5.3 %
+    drifts by 10 % within 10 s     0.71 +-7.1 %       0.48 +-4.1 %
+
+A drift as slow as the load itself is in no interval of one load: only loads repeated in turn show it.
 """
 
 from __future__ import annotations
@@ -18,7 +30,7 @@ from optpipe import stats
 from optpipe.backends.loads.aiperf import Load, Slo
 from optpipe.records import Check, Json, LoadFigures, Measured, Percentiles, Status
 
-BATCHES = 8
+BATCHES = 5
 LITTLE, LATE = 0.9, 0.1
 """Fewer requests in flight than this share of the asked ones, or sent later than this share of a request's
 time: then the client was the bottleneck."""
@@ -74,7 +86,7 @@ def figures(run: Json, load: Load, slo: Slo) -> LoadFigures:
 
 
 def batches_of(rows: Sequence[Json], load: Load) -> list[Batch]:
-    """The steady part in about eight batches; the whole load as one where it is too short for that."""
+    """The steady part in five batches or some more; the whole load as one where it is too short for that."""
     done = sorted(rows, key=lambda row: row["end_s"])
     unit = load.concurrency or 1
     ramp = load.concurrency or min(math.ceil(in_flight(rows)), len(rows) // 4)
@@ -87,9 +99,7 @@ def batches_of(rows: Sequence[Json], load: Load) -> list[Batch]:
     return [Batch(tuple(group), end - start) for group, start, end in zip(groups, edges, edges[1:])]
 
 
-def rate_of(
-    batches: Sequence[Batch], count: Callable[[Json], float], unit: str
-) -> tuple[Measured, list[float]]:
+def rate_of(batches: Sequence[Batch], count: Callable[[Json], float], unit: str) -> tuple[Measured, list[float]]:
     """sum(count) / sum(seconds), and a rate per batch whose mean is that ratio.
 
     The rates are linearised, ratio + (count - ratio * seconds) / mean(seconds): a batch in which the engine
@@ -108,18 +118,14 @@ def not_negative(figure: Measured) -> Measured:
     def clip(ends: tuple[float, float] | None) -> tuple[float, float] | None:
         return None if ends is None else (max(0.0, ends[0]), max(0.0, ends[1]))
 
-    return replace(
-        figure, value=max(0.0, figure.value), ci95=clip(figure.ci95), bounds95=clip(figure.bounds95)
-    )
+    return replace(figure, value=max(0.0, figure.value), ci95=clip(figure.ci95), bounds95=clip(figure.bounds95))
 
 
 def with_share(good: Measured, requests: Measured, share: Measured) -> Measured:
     """Goodput where no request or every request was inside: that it was so is chance as well."""
     if 0.0 < share.value < 1.0 or requests.ci95 is None or requests.bounds95 is None:
         return good
-    return replace(
-        good, ci95=times(requests.ci95, share.ci95), bounds95=times(requests.bounds95, share.bounds95)
-    )
+    return replace(good, ci95=times(requests.ci95, share.ci95), bounds95=times(requests.bounds95, share.bounds95))
 
 
 def times(rate: tuple[float, float], share: tuple[float, float] | None) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from optpipe.errors import InputError, did_you_mean
+from optpipe.records import Json
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,12 @@ def resolve(settings: GateSettings | str = "default", bits: float = 16.0) -> Gat
     numbers = PRESETS[preset] | {"kl_divergence": divergence, "top1_agreement": agreement}
     given = {name: float(value) for name, value in asked.items() if name in numbers and value is not None}
     return Gates(preset=preset, **(numbers | given))
+
+
+def bits_of(scheme: Json | None) -> float:
+    """The quantized weights' own bits, for the gates: 16 for the base, 8 where a method has no other choice.
+
+    Not an artifact's bits per weight: embeddings that stay in bf16 make 4-bit weights of a small model
+    come to more than 6, which would put them under the limits of 8.
+    """
+    return 16.0 if scheme is None else float(scheme.get("bits", 8))

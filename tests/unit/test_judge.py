@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.errors import InputError
+from optpipe.gates import bits_of
 from optpipe.judge import (
     Gates,
     GateSettings,
@@ -121,6 +122,12 @@ def test_a_recipe_replaces_single_numbers_of_a_preset() -> None:
 def test_unusual_bits_take_the_nearest_limits() -> None:
     assert resolve("default", 3).kl_divergence == resolve("default", 4).kl_divergence
     assert resolve("default", 4.6).kl_divergence == resolve("default", 4).kl_divergence
+
+
+def test_limits_follow_the_schemes_bits_not_the_files_average() -> None:
+    assert bits_of({"method": "gptq", "bits": 4, "group_size": 64}) == 4
+    assert bits_of({"method": "smoothquant", "strength": 0.8}) == 8
+    assert bits_of(None) == 16
 
 
 def test_wrong_gates_are_named() -> None:

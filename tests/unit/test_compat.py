@@ -1,0 +1,234 @@
+"""What cannot work is refused before anything runs, with the reason and the nearest thing that does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optpipe.errors import InputError
+from optpipe.model.compat import feasibility, verdict
+from optpipe.model.facts import facts_of_folder
+from optpipe.model.hardware import named
+from optpipe.model.reasons import fused_reasons, group_reasons, nearest_group
+from optpipe.model.selectors import matched, matches, selector_problems
+from optpipe.records import ModelFacts
+from tests.models import tiny_gpt2, tiny_llama, tiny_mixtral
+
+VLLM = {"engine": "vllm"}
+CPU = named("server-cpu")
+W4: dict[str, Any] = {"method": "gptq", "bits": 4, "group_size": 32, "symmetric": False}
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> ModelFacts:
+    return facts_of_folder(tiny_llama(tmp_path / "m", layers=12))
+
+
+def refused(facts: ModelFacts, scheme: dict[str, Any] | None, target: Any = VLLM, machine: Any = CPU) -> list[str]:
+    return [f"{no.reason} -> {no.nearest}" for no in feasibility(facts, scheme, target, machine).refused]
+
+
+# ---------------------------------------------------------------- the table
+
+VERDICTS = [
+    (None, "server-cpu", "ok"),
+    (W4, "server-cpu", "ok"),
+    ({**W4, "symmetric": True}, "server-cpu", "ok"),
+    ({"method": "int8"}, "server-cpu", "ok"),
+    ({"method": "smoothquant"}, "server-cpu", "ok"),
+    ({"method": "fp8"}, "server-cpu", "slow"),
+    ({**W4, "bits": 8}, "server-cpu", "no"),
+    ({**W4, "bits": 3}, "server-cpu", "no"),
+    ({**W4, "bits": 8}, "a10", "ok"),
+    ({"method": "fp8"}, "a10", "slow"),
+    ({"method": "fp8"}, "l4", "ok"),
+    ({"method": "int8"}, "h100", "ok"),
+    ({"method": "int8"}, "b200", "no"),
+    (W4, "v100", "no"),
+    (None, "v100", "ok"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "machine", "status"), VERDICTS)
+def test_schemes_on_vllm(scheme: dict[str, Any] | None, machine: str, status: str) -> None:
+    found = verdict(scheme, VLLM, named(machine))
+    assert found.status == status and found.source
+    assert bool(found.reason) == (status != "ok") and bool(found.nearest) == (status != "ok")
+
+
+def test_tensorrt_llm_takes_fp8_and_refuses_what_it_would_misread() -> None:
+    target, h100 = {"engine": "tensorrt_llm"}, named("h100")
+    assert verdict({"method": "fp8"}, target, h100).status == "ok"
+    assert "for FP8 and answers garbage" in verdict({"method": "int8"}, target, h100).reason
+    assert verdict(W4, target, h100).status == "no"
+    assert verdict(None, target, CPU).reason == "TensorRT-LLM needs an NVIDIA GPU"
+
+
+def test_an_engine_without_rows_is_refused() -> None:
+    assert "is not in the table" in verdict(None, {"engine": "other"}, CPU).reason
+
+
+def test_float16_on_a_cpu_and_bfloat16_on_old_cards_are_refused(facts: ModelFacts) -> None:
+    assert refused(facts, None, {**VLLM, "dtype": "float16"})[0].endswith("-> dtype: bfloat16")
+    assert refused(facts, None, {**VLLM, "dtype": "bfloat16"}, named("t4"))[0].endswith("-> dtype: float16")
+    assert refused(facts, None, {**VLLM, "dtype": "float16"}, named("t4")) == []
+
+
+def test_a_kv_cache_that_is_known_to_lie_is_left_to_the_canary_with_a_note(facts: ModelFacts) -> None:
+    found = feasibility(facts, None, {**VLLM, "engine_args": {"kv-cache-dtype": "int8_per_token_head"}}, CPU)
+    assert found.refused == () and "answered garbage" in found.notes[0]
+
+
+def test_an_fp8_kv_cache_needs_a_card_that_knows_it(facts: ModelFacts) -> None:
+    target = {**VLLM, "kv_cache_dtype": "fp8"}
+    assert refused(facts, None, target) == refused(facts, None, target, named("l4")) == []
+    assert refused(facts, None, target, named("a100-80g"))[0].endswith("-> kv_cache_dtype: fp8_e5m2")
+
+
+# ---------------------------------------------------------------- groups
+
+SIZES = [((96, 256), 128, 32), ((576, 1536), 128, 64), ((96, 144), 128, 48), ((64, 128), 128, 64), ((63, 63), 32, -1)]
+
+
+@pytest.mark.parametrize(("sizes", "group", "nearest"), SIZES)
+def test_a_group_that_divides_is_proposed(sizes: tuple[int, ...], group: int, nearest: int) -> None:
+    linears = [(f"layer{k}", 64, size) for k, size in enumerate(sizes)]
+    assert nearest_group(linears, group) == nearest
+    assert nearest == -1 or all(size % nearest == 0 for size in sizes)
+
+
+def test_hidden_size_96_and_groups_of_128_name_the_layers(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "m", hidden=96))
+    found = refused(facts, {**W4, "group_size": 128})
+    assert len(found) == 1 and found[0].endswith("-> group_size: 32")
+    assert "group_size 128 does not divide the input size of 14 of 14 layers" in found[0]
+    assert "model.layers.0.mlp.down_proj (192)" in found[0]
+    assert refused(facts, {**W4, "group_size": 32}) == []
+    assert list(group_reasons(facts.linears, None)) == []
+
+
+def test_layers_that_are_ignored_need_no_group(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "m", intermediate_size=96))
+    assert refused(facts, {**W4, "group_size": 64})
+    assert refused(facts, {**W4, "group_size": 64, "ignore": ["lm_head", "down_proj"]}) == []
+
+
+def test_the_4_bit_kernel_on_a_cpu_needs_multiples_of_32(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "m", intermediate_size=144))
+    found = refused(facts, {**W4, "group_size": 16})
+    assert len(found) == 1 and "multiples of 32" in found[0] and found[0].endswith("-> method: int8")
+    assert "mlp.down_proj (64 x 144)" in found[0] and "gate_proj" not in found[0]
+    assert refused(facts, {"method": "int8"}) == []
+
+
+def test_gpu_kernels_have_their_own_group_sizes(facts: ModelFacts) -> None:
+    assert refused(facts, {**W4, "group_size": 16}, machine=named("a10"))[0].endswith("-> group_size: 64")
+
+
+# ---------------------------------------------------------------- layers that go together
+
+
+@pytest.mark.parametrize("part", ["q_proj", "v_proj", "up_proj", "layers.3.self_attn.k_proj"])
+def test_one_of_several_fused_layers_cannot_stay_behind(facts: ModelFacts, part: str) -> None:
+    found = refused(facts, {"method": "int8", "ignore": ["lm_head", part]})
+    assert len(found) == 1 and "engines fuse" in found[0] and part.rpartition(".")[2] in found[0]
+
+
+@pytest.mark.parametrize("parts", [["q_proj", "k_proj", "v_proj"], ["layers.1.*.*"], ["o_proj", "down_proj"]])
+def test_whole_groups_may_stay_behind(facts: ModelFacts, parts: list[str]) -> None:
+    assert refused(facts, {"method": "int8", "ignore": ["lm_head", *parts]}) == []
+
+
+def test_experts_go_together(tmp_path: Path) -> None:
+    names = [name for name, _, _ in facts_of_folder(tiny_mixtral(tmp_path / "m")).linears]
+    chosen = {name for name in names if "experts.2." not in name}
+    assert "engines fuse" in next(iter(fused_reasons(names, chosen))).reason
+    assert list(fused_reasons(names, {name for name in names if "experts" not in name})) == []
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_a_tied_head_cannot_be_quantized_and_an_untied_one_can(tmp_path: Path, facts: ModelFacts) -> None:
+    scheme = {"method": "int8", "ignore": []}
+    assert refused(facts, scheme) == [
+        "lm_head shares its weights with the input embeddings: quantized, the checkpoint would grow"
+        " -> ignore: [lm_head]"
+    ]
+    assert refused(facts_of_folder(tiny_llama(tmp_path / "u", tie_word_embeddings=False)), scheme) == []
+
+
+def test_a_quantized_base_is_served_but_not_quantized_again(facts: ModelFacts) -> None:
+    once = replace(facts, quantized="gptq 4-bit g128")
+    assert refused(once, None) == []
+    assert "quantized already (gptq 4-bit g128)" in refused(once, W4)[0]
+
+
+def test_conv1d_layers_are_not_quantized(tmp_path: Path) -> None:
+    gpt2 = facts_of_folder(tiny_gpt2(tmp_path / "m"))
+    assert "Conv1D" in refused(gpt2, W4)[0] and refused(gpt2, None) == []
+
+
+def test_ignoring_everything_leaves_nothing(facts: ModelFacts) -> None:
+    assert "leaves none of 84 linear layers" in refused(facts, {"method": "int8", "ignore": ["re:.*"]})[0]
+
+
+# ---------------------------------------------------------------- memory and length
+
+
+def test_a_model_that_does_not_fit_says_what_it_needs(facts: ModelFacts) -> None:
+    large = replace(facts, weight_bytes=140 * 10**9)
+    found = refused(large, None, machine=named("a10"))
+    assert len(found) == 1 and "weights 140 GB" in found[0] and "1 x NVIDIA A10 has 20.5 GB to give" in found[0]
+    assert refused(large, None, machine=named("h100x8")) == []
+
+
+def test_a_length_beyond_the_model_s_positions(facts: ModelFacts) -> None:
+    assert refused(facts, None, {**VLLM, "max_model_len": 4096}) == [
+        "max_model_len 4096 is more than the model's 2048 positions -> max_model_len: 2048"
+    ]
+
+
+# ---------------------------------------------------------------- selectors
+
+MATCHES = [
+    ("layers.1.*", "model.layers.1.mlp.up_proj", True),
+    ("layers.1.*", "model.layers.10.mlp.up_proj", False),
+    ("layers.1.*", "model.layers.11.mlp.up_proj", False),
+    ("layers.1", "model.layers.1.mlp.up_proj", True),
+    ("layers.1*", "model.layers.10.mlp.up_proj", True),
+    ("up_proj", "model.layers.1.mlp.up_proj", True),
+    ("up", "model.layers.1.mlp.up_proj", False),
+    ("mlp.*_proj", "model.layers.1.mlp.up_proj", True),
+    ("*.mlp", "model.layers.1.mlp.up_proj", True),
+    (r"re:.*layers\.(1|2)\.", "model.layers.2.mlp.up_proj", True),
+    (r"re:layers", "model.layers.2.mlp.up_proj", False),
+    ({"select": "up_proj", "expect": 3}, "model.layers.1.mlp.up_proj", True),
+]
+
+
+@pytest.mark.parametrize(("selector", "name", "expected"), MATCHES)
+def test_selectors_match_whole_segments(selector: Any, name: str, expected: bool) -> None:
+    assert matches(selector, name) is expected
+
+
+def test_layer_1_of_12_is_layer_1_alone(facts: ModelFacts) -> None:
+    found = matched(["layers.1.*"], [name for name, _, _ in facts.linears])
+    assert len(found) == 7 and all(name.startswith("model.layers.1.") for name in found)
+
+
+def test_what_matches_nothing_or_another_number_is_a_problem() -> None:
+    names = ["a.up_proj", "a.down_proj", "b.up_proj"]
+    assert selector_problems(["lm_head", "up_proj", {"select": "a", "expect": 2}], names, "ignore") == ()
+    unknown = selector_problems(["up_prj"], names, "ignore")[0]
+    assert "'up_prj' matches none of 3" in unknown.message and "'up_proj'" in str(unknown.hint)
+    other = selector_problems([{"select": "up_proj", "expect": 3}], names, "ignore")[0]
+    assert "matches 2 layers (a.up_proj, b.up_proj); 3 are expected" in other.message
+
+
+def test_a_broken_regular_expression_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="is no regular expression"):
+        matches("re:(", "a")

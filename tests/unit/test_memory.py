@@ -1,0 +1,233 @@
+"""Bytes are those that compressed-tensors writes; bits per weight show what was really quantized."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optpipe.errors import InputError
+from optpipe.model import memory
+from optpipe.model.facts import facts_of_folder
+from optpipe.model.hardware import named
+from optpipe.model.roofline import decode_bound, prefill_bound
+from optpipe.model.schemes import Layout, layout_of, linear_bytes, selected
+from optpipe.records import Json, ModelFacts
+from tests.models import bf16, tiny_llama, tiny_mixtral, write_safetensors
+
+VLLM = {"engine": "vllm"}
+CPU, A10 = named("laptop-cpu"), named("a10")
+
+W4 = {"method": "gptq", "bits": 4, "group_size": 32, "symmetric": False}
+INT8 = {"method": "int8"}
+
+
+def linear_7b() -> ModelFacts:
+    """Llama-2-7B's shape."""
+    linears = []
+    for k in range(32):
+        for name in ("q", "k", "v", "o"):
+            linears.append((f"model.layers.{k}.self_attn.{name}_proj", 4096, 4096))
+        for name, out, inputs in (("gate", 11008, 4096), ("up", 11008, 4096), ("down", 4096, 11008)):
+            linears.append((f"model.layers.{k}.mlp.{name}_proj", out, inputs))
+    linears.append(("lm_head", 32000, 4096))
+    parameters = sum(out * inputs for _, out, inputs in linears) + 32000 * 4096 + 65 * 4096
+    return ModelFacts(
+        *("hf:llama", "hub", "r", "LlamaForCausalLM", "llama", 32, 4096, 11008, 32, 32, 128, 32000, 4096),
+        *("bfloat16", parameters, 2 * parameters, 2 * 32 * 32 * 128 * 2, False, None),
+        linears=tuple(linears),
+    )
+
+
+# ---------------------------------------------------------------- one layer
+
+LAYERS: list[tuple[dict[str, Any], int]] = [
+    # bytes of a [128, 256] layer: packed weights + scales + zero points + weight_shape
+    (W4, 128 * 256 // 2 + 128 * 8 * 2 + (128 // 8) * 8 * 4 + 16),
+    ({**W4, "symmetric": True}, 128 * 256 // 2 + 128 * 8 * 2 + 16),
+    ({**W4, "group_size": -1}, 128 * 256 // 2 + 128 * 2 + (128 // 8) * 4 + 16),
+    ({**W4, "bits": 8, "symmetric": True}, 128 * 256 + 128 * 8 * 2 + 16),
+    ({**W4, "bits": 3, "symmetric": True}, 128 * 256 * 3 // 8 + 128 * 8 * 2 + 16),
+    (INT8, 128 * 256 + 128 * 2),
+    ({"method": "fp8"}, 128 * 256 + 128 * 2),
+    ({"method": "smoothquant", "strength": 0.8}, 128 * 256 + 128 * 2),
+]
+
+
+@pytest.mark.parametrize(("scheme", "expected"), LAYERS)
+def test_bytes_of_one_layer(scheme: dict[str, Any], expected: int) -> None:
+    assert linear_bytes(layout_of(scheme), 128, 256) == expected
+
+
+def test_sizes_that_do_not_fill_a_word_are_rounded_up() -> None:
+    assert linear_bytes(Layout(4, "int", 16, None, True), 3, 9) == 3 * 2 * 4 + 3 * 2 + 16
+
+
+def test_an_unknown_method_has_a_close_one() -> None:
+    with pytest.raises(InputError, match="'gptk' is not known") as caught:
+        layout_of({"method": "gptk"})
+    assert "did you mean 'gptq'?" in str(caught.value.hint)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def quantized_copy(folder: Path, facts: ModelFacts, scheme: Json, base: Path, *, plain: int = 0) -> Path:
+    """A checkpoint as compressed-tensors lays it out, zeros inside; the first `plain` layers stay in bf16."""
+    layout, chosen = layout_of(scheme), list(selected(facts, scheme))[plain:]
+    names = {name for name, _, _ in chosen}
+    from optpipe.model.safetensors import map_tensor, read_header
+
+    header = read_header(base / "model.safetensors")
+    tensors = {
+        fact.name: np.array(map_tensor(base / "model.safetensors", header, fact))
+        for fact in header.tensors
+        if fact.name.removesuffix(".weight") not in names
+    }
+    for name, out, inputs in chosen:
+        if layout.activation_bits == 8:
+            tensors[f"{name}.weight"] = np.zeros((out, inputs), np.int8)
+            tensors[f"{name}.weight_scale"] = bf16(np.ones((out, 1), np.float32))
+            continue
+        groups = inputs // layout.group if layout.group else 1
+        tensors[f"{name}.weight_packed"] = np.zeros((out, inputs * layout.bits // 32), np.int32)
+        tensors[f"{name}.weight_scale"] = bf16(np.ones((out, groups), np.float32))
+        tensors[f"{name}.weight_shape"] = np.array([out, inputs], np.int64)
+        if not layout.symmetric:
+            tensors[f"{name}.weight_zero_point"] = np.zeros((out * layout.bits // 32, groups), np.int32)
+    folder.mkdir()
+    (folder / "config.json").write_text((base / "config.json").read_text())
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+SCHEMES: list[dict[str, Any]] = [W4, {**W4, "symmetric": True}, {**W4, "group_size": -1}, INT8, {"method": "fp8"}]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_estimates_are_what_a_checkpoint_of_the_format_measures(tmp_path: Path, scheme: Json) -> None:
+    base = tiny_llama(tmp_path / "base", tie_word_embeddings=False)
+    facts = facts_of_folder(base)
+    made = quantized_copy(tmp_path / "made", facts, scheme, base)
+    assert memory.checkpoint_bytes(facts, scheme).value == facts_of_folder(made).weight_bytes
+    estimated = memory.bits_per_weight(facts, scheme).value
+    assert memory.measured_bits_per_weight(made, facts, scheme) == pytest.approx(estimated, abs=1e-12)
+
+
+def test_weights_that_were_copied_unquantized_measure_16_bits(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    facts = facts_of_folder(base)
+    assert memory.measured_bits_per_weight(base, facts, W4) == 16
+    assert memory.measured_bits_per_weight(base, facts, None) == 16
+    half = quantized_copy(tmp_path / "half", facts, W4, base, plain=7)
+    assert 8 < memory.measured_bits_per_weight(half, facts, W4) < 12
+
+
+def test_a_wrapper_s_prefix_does_not_hide_a_layer(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    facts = facts_of_folder(base)
+    renamed = {
+        f"language_model.{name}.weight": bf16(np.zeros((out, inputs), np.float32))
+        for name, out, inputs in facts.linears
+    }
+    folder = tmp_path / "wrapped"
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", renamed)
+    assert memory.measured_bits_per_weight(folder, facts, W4) == 16
+
+
+def test_a_checkpoint_without_a_layer_is_refused_by_its_name(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "three", layers=3))
+    with pytest.raises(InputError, match=r"holds no weight of model\.layers\.2\.mlp\.down_proj"):
+        memory.measured_bits_per_weight(tiny_llama(tmp_path / "two"), facts, W4)
+
+
+def test_ignored_layers_stay_and_the_figure_is_of_the_others(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "m"))
+    all_, some = {**W4, "ignore": ["lm_head"]}, {**W4, "ignore": ["lm_head", "down_proj"]}
+    assert memory.checkpoint_bytes(facts, some).value > memory.checkpoint_bytes(facts, all_).value
+    assert memory.bits_per_weight(facts, {**W4, "symmetric": True}).value == pytest.approx(4.5, abs=0.1)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_kv_bytes_of_llama_2_7b_are_half_a_megabyte_a_token() -> None:
+    facts = linear_7b()
+    assert memory.kv_bytes_per_token(facts, VLLM) == 524288
+    assert memory.kv_bytes_per_token(facts, {"kv_cache_dtype": "fp8"}) == 262144
+    assert memory.kv_bytes_per_token(facts, {"engine_args": {"kv-cache-dtype": "fp8_e5m2"}}) == 262144
+    served = memory.serving_memory(facts, None, VLLM, A10, 32, 512)
+    assert served.kv == 32 * 512 * 524288 == 8 << 30
+
+
+def test_serving_memory_adds_up_and_says_of_what() -> None:
+    served = memory.serving_memory(linear_7b(), {**W4, "group_size": 128}, VLLM, A10, 32, 512)
+    figure = served.estimated()
+    assert figure.value == served.total == served.weights + served.kv + served.activations + served.runtime
+    assert 3.5e9 < served.weights < 4.5e9
+    assert "weights 3." in figure.how or "weights 4." in figure.how
+    assert "kv 8.59 GB" in figure.how
+
+
+def test_a_kv_cache_of_fixed_size_wins_and_a_cpu_has_one_by_default() -> None:
+    fixed = {**VLLM, "kv_cache_memory_bytes": 1 << 28}
+    assert memory.serving_memory(linear_7b(), None, fixed, A10, 32, 512).kv == 1 << 28
+    assert memory.serving_memory(linear_7b(), None, VLLM, CPU, 32, 512).kv == 1 << 30
+
+
+def test_kv_capacity_in_tokens_and_sequences() -> None:
+    assert memory.kv_capacity(linear_7b(), VLLM, 8 << 30, 512) == (16384, 32)
+    assert memory.kv_capacity(linear_7b(), VLLM, -5, 512) == (0, 0)
+
+
+def test_quantizing_needs_more_with_calibration_than_without() -> None:
+    facts = linear_7b()
+    by = {m: memory.quantize_memory(facts, {"method": m}, 128, 2048).value for m in ("gptq", "awq", "int8")}
+    assert by["gptq"] > by["awq"] > by["int8"] > 2 * facts.parameters
+
+
+def test_bytes_as_a_person_reads_them() -> None:
+    assert [memory.show(n) for n in (12, 2048, 1.134e8, 8 << 30)] == ["12 B", "2.05 kB", "113 MB", "8.59 GB"]
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def test_decoding_is_bounded_by_bandwidth_and_4_bits_are_nearly_four_times_faster() -> None:
+    facts = linear_7b()
+    base = decode_bound(facts, None, VLLM, A10, 1, 0)
+    small = decode_bound(facts, {**W4, "group_size": 128}, VLLM, A10, 1, 0)
+    assert base and small
+    assert base.value == pytest.approx(600e9 / (facts.weight_bytes - 2 * 32000 * 4096))
+    assert 3 < small.value / base.value < 4 and "GB/s" in base.how
+
+
+def test_many_sequences_are_bounded_by_the_cache_or_by_operations() -> None:
+    facts = linear_7b()
+    one, many = (decode_bound(facts, None, VLLM, A10, n, 512) for n in (1, 64))
+    assert one and many and one.value < many.value < 64 * one.value
+    huge = decode_bound(facts, None, VLLM, A10, 4096, 0)
+    assert huge and huge.value == pytest.approx(125e12 / (2 * facts.parameters)) and "operations" in huge.how
+
+
+def test_prefill_is_bounded_by_operations_and_int8_doubles_the_peak() -> None:
+    facts = linear_7b()
+    bf16_ms, int8_ms = (prefill_bound(facts, scheme, A10, 2048) for scheme in (None, INT8))
+    assert bf16_ms and int8_ms
+    assert bf16_ms.value == pytest.approx(2 * int8_ms.value) and 200 < bf16_ms.value < 300
+
+
+def test_a_card_that_is_not_known_has_no_bound() -> None:
+    from dataclasses import replace
+
+    assert decode_bound(linear_7b(), None, VLLM, replace(A10, gpu="Other"), 1, 1) is None
+
+
+def test_experts_are_part_of_the_checkpoint(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_mixtral(tmp_path / "m"))
+    assert len(selected(facts, INT8)) == 2 * (4 + 3 * 4)
+    assert json.loads(json.dumps(memory.checkpoint_bytes(facts, INT8).value)) < facts.weight_bytes

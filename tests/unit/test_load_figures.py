@@ -84,8 +84,9 @@ def test_filling_up_and_running_empty_do_not_count() -> None:
 
 
 def test_batches_hold_whole_bursts_of_the_concurrency() -> None:
-    sizes = {len(batch.rows) for batch in batches_of(closed_loop(n=203, concurrency=16), Load(concurrency=16))}
-    assert sizes == {16}
+    batches = batches_of(closed_loop(n=203, concurrency=16), Load(concurrency=16))
+    assert 5 <= len(batches) < 10
+    assert {len(batch.rows) % 16 for batch in batches} == {0}
 
 
 def test_batch_rates_average_to_the_rate_even_where_the_engine_stalled() -> None:
@@ -94,7 +95,7 @@ def test_batch_rates_average_to_the_rate_even_where_the_engine_stalled() -> None
     got = loaded([*rows[:48], *late])
     rates = got.batches["requests_per_s"]
     assert sum(rates) / len(rates) == pytest.approx(got.requests_per_s.value)
-    assert got.requests_per_s.value == pytest.approx(88 / 52, rel=0.05), "the stall weighs by its time"
+    assert got.requests_per_s.value == pytest.approx(80 / 50, rel=0.01), "the stall weighs by its time"
 
 
 def test_less_than_one_request_a_second_is_a_float() -> None:

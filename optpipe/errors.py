@@ -1,13 +1,13 @@
 """Every way optpipe ends, by cause; the exit code belongs to the class.
 
-    OptpipeError            1  a bug of ours (what the others are not)
-    +- InputError           2  a recipe, model, text or reference is wrong
-    +- EnvironmentMissing   3  a toolchain, GPU, disk space, port is not there
-    +- BackendFailed        4  a quantizer, engine or load generator failed
-    +- GateFailed           5  nothing passed the gates, or a regression was found
-    +- PublishFailed        6  a registry refused or a bundle is not what it says
-    +- Inconclusive         7  more measuring would be needed to decide
-    +- Interrupted        130  the user stopped it
+OptpipeError            1  a bug of ours (what the others are not)
++- InputError           2  a recipe, model, text or reference is wrong
++- EnvironmentMissing   3  a toolchain, GPU, disk space, port is not there
++- BackendFailed        4  a quantizer, engine or load generator failed
++- GateFailed           5  nothing passed the gates, or a regression was found
++- PublishFailed        6  a registry refused or a bundle is not what it says
++- Inconclusive         7  more measuring would be needed to decide
++- Interrupted        130  the user stopped it
 """
 
 from __future__ import annotations

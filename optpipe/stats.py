@@ -33,8 +33,9 @@ RESAMPLES = 4999
 UNITS_CAP = 1_000_000
 POWER_Z = 0.8416
 """Quantile of the normal distribution for the 80 % chance with which a verdict shall fall."""
-ALPHA_PER_LOOK = {1: 0.05, 2: 0.0304, 3: 0.0232, 4: 0.0194, 5: 0.0169}
-"""One-sided level of each look such that all looks together err at most 5 % of the time (Pocock 1977)."""
+ALPHA_PER_LOOK = {1: 0.05, 2: 0.0304, 3: 0.0218, 4: 0.0169, 5: 0.0138}
+"""One-sided level of each look such that all looks together err at most 5 % of the time (Pocock 1977), the
+units doubling from look to look; from 2 million simulated walks."""
 
 
 @dataclass(frozen=True)

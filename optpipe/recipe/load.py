@@ -50,7 +50,9 @@ def load(path: Path, overrides: tuple[str, ...] = ()) -> Loaded:
 def compose(path: Path, seen: tuple[Path, ...]) -> Node:
     """The node tree of a file with what it `extends` merged under it."""
     if path.resolve() in seen:
-        raise InputError(f"{path} extends itself", place=str(seen[-1]), hint="remove the circle of `extends:`")
+        raise InputError(
+            f"{path} extends itself", place=str(seen[-1]), hint="remove the circle of `extends:`"
+        )
     tree = read_tree(path)
     parent = next((v for k, v in tree.value if k.value == "extends"), None)
     if parent is None:
@@ -70,17 +72,24 @@ def read_tree(path: Path) -> MappingNode:
     except IsADirectoryError:
         raise InputError(f"{path} is a folder", hint="name the recipe's YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", place=str(path), hint="a recipe is YAML in UTF-8") from None
+        raise InputError(
+            f"cannot be read: {error}", place=str(path), hint="a recipe is YAML in UTF-8"
+        ) from None
     if size > MAX_BYTES:
         raise InputError(f"{size} bytes is no recipe", place=str(path), hint="a recipe is a short YAML file")
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise InputError(yaml_message(error), place=yaml_place(path, error), hint="mend the YAML there") from None
+        raise InputError(
+            yaml_message(error), place=yaml_place(path, error), hint="mend the YAML there"
+        ) from None
     if not isinstance(tree, MappingNode):
         found = "nothing" if tree is None else f"a {kind_of(tree)}"
-        raise InputError(f"a mapping of keys is expected, {found} found", place=f"{path}:1:1",
-                         hint="`optpipe init` writes a recipe to start from")
+        raise InputError(
+            f"a mapping of keys is expected, {found} found",
+            place=f"{path}:1:1",
+            hint="`optpipe init` writes a recipe to start from",
+        )
     name_marks(tree, str(path))
     check_keys(tree, ())
     return tree
@@ -124,16 +133,22 @@ def check_keys(node: Node, path: tuple[str | int, ...]) -> None:
     seen: dict[str, Node] = {}
     for key, value in node.value:
         if not isinstance(key, ScalarNode) or key.value == "<<":
-            raise InputError(f"{key.value!r} cannot be a key", place=mark_of(key), hint="use `extends:` to compose")
+            raise InputError(
+                f"{key.value!r} cannot be a key", place=mark_of(key), hint="use `extends:` to compose"
+            )
         if key.value in seen:
             first = seen[key.value].start_mark.line + 1
-            raise InputError(f"{key.value}: stands twice", place=mark_of(key), hint=f"the first is in line {first}")
+            raise InputError(
+                f"{key.value}: stands twice", place=mark_of(key), hint=f"the first is in line {first}"
+            )
         seen[key.value] = key
         check_keys(value, (*path, key.value))
 
 
 def kind_of(node: Node) -> str:
-    return {MappingNode: "mapping", SequenceNode: "list"}.get(type(node), "single value")
+    if isinstance(node, MappingNode):
+        return "mapping"
+    return "list" if isinstance(node, SequenceNode) else "single value"
 
 
 def mark_of(node: Node) -> str:
@@ -174,13 +189,16 @@ def construct(tree: Node) -> Any:
     """Plain data of a tree: only what YAML's safe schema knows."""
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_document(tree)  # type: ignore[no-untyped-call]
+        return loader.construct_document(tree)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise InputError(yaml_message(error), place=mark and f"{mark.name}:{mark.line + 1}:{mark.column + 1}",
-                         hint="plain YAML values only") from None
+        raise InputError(
+            yaml_message(error),
+            place=mark and f"{mark.name}:{mark.line + 1}:{mark.column + 1}",
+            hint="plain YAML values only",
+        ) from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 # ---------------------------------------------------------------- places of errors
@@ -232,8 +250,12 @@ def tag_problem(place: str, error: ErrorDetails) -> Problem:
     field = str(context.get("discriminator", "")).strip("'")
     known = [k.strip().strip("'") for k in str(context.get("expected_tags", "")).split(",") if k.strip()]
     if "tag" not in context:
-        return Problem(place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}" if known else None)
-    return Problem(place, f"{field}: {context['tag']!r} is not known", did_you_mean(str(context["tag"]), known))
+        return Problem(
+            place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}" if known else None
+        )
+    return Problem(
+        place, f"{field}: {context['tag']!r} is not known", did_you_mean(str(context["tag"]), known)
+    )
 
 
 def hint_of(error: ErrorDetails) -> str | None:

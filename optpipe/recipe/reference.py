@@ -19,7 +19,9 @@ def keys_at(loc: tuple[str | int, ...]) -> list[str]:
     nodes = [schema]
     for step in loc:
         nodes = [child for node in nodes for child in step_into(schema, node, step)] or nodes
-    return sorted({key for node in nodes for leaf in leaves(schema, node) for key in leaf.get("properties", {})})
+    return sorted(
+        {key for node in nodes for leaf in leaves(schema, node) for key in leaf.get("properties", {})}
+    )
 
 
 def leaves(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.loads.aiperf import Load, Slo
 from optpipe.backends.quantizers.llmcompressor import Awq, Fp8, Gptq, Int8, SmoothQuant
 from optpipe.backends.registries.folder import Folder
-from optpipe.judge import GateSettings
+from optpipe.gates import GateSettings
 from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -56,9 +56,9 @@ class Calibration(Part):
     """What the quantizers see."""
 
     text: Text
-    samples: int = Field(64, ge=1, le=65536)
+    samples: int = Field(default=64, ge=1, le=65536)
     """Rows, each packed full with `sequence_length` tokens."""
-    sequence_length: int = Field(512, ge=32, le=131072)
+    sequence_length: int = Field(default=512, ge=32, le=131072)
     """Tokens per row."""
     seed: int = 1
     template: bool = True
@@ -68,15 +68,15 @@ class Calibration(Part):
 class Scoring(Part):
     """How texts are scored."""
 
-    units: int = Field(32, ge=2, le=100000)
+    units: int = Field(default=32, ge=2, le=100000)
     """Independent blocks per text; fewer than 30 never decide."""
-    unit_tokens: int = Field(256, ge=32, le=131072)
+    unit_tokens: int = Field(default=256, ge=32, le=131072)
     """Tokens per block; at least 256 for a verdict."""
-    max_units: int = Field(128, ge=2, le=100000)
+    max_units: int = Field(default=128, ge=2, le=100000)
     """The budget: where a verdict is open, measuring goes on up to so many blocks."""
-    canary_tokens: int = Field(48, ge=8, le=1024)
+    canary_tokens: int = Field(default=48, ge=8, le=1024)
     """Tokens of each canary answer."""
-    parity_units: int = Field(2, ge=1, le=64)
+    parity_units: int = Field(default=2, ge=1, le=64)
     """Blocks on which the engine must agree with transformers."""
     seed: int = 1
 
@@ -84,10 +84,12 @@ class Scoring(Part):
 class Tune(Part):
     """The search over engine settings that do not change the model's numbers."""
 
-    trials: int = Field(4, ge=0, le=1000)
+    trials: int = Field(default=4, ge=0, le=1000)
     """Configurations measured beside the default."""
     objective: Literal["goodput"] = "goodput"
-    requests: int | None = Field(None, ge=8)
+    finalists: int = Field(default=1, ge=1, le=100)
+    """How many of the leading candidates are tuned; more than one compete with their tuned figures."""
+    requests: int | None = Field(default=None, ge=8)
     """Requests per trial; the load's own number where it is not given."""
     seed: int = 1
 
@@ -126,9 +128,9 @@ class Recipe(Part):
     on_inconclusive: Literal["extend", "warn", "fail"] = "extend"
     toolchains: dict[str, Toolchain] = Field(default_factory=dict)
     """Environments of your own in place of the managed ones."""
-    threads: int = Field(1, ge=1, le=256)
+    threads: int = Field(default=1, ge=1, le=256)
     """Threads of each quantizing and scoring job; part of what makes bytes reproducible."""
-    engine_threads: int = Field(1, ge=1, le=256)
+    engine_threads: int = Field(default=1, ge=1, le=256)
     """Threads of the engine on a CPU; the load generator needs a core of its own."""
     seed: int = 1
 

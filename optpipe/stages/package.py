@@ -10,14 +10,13 @@ import json
 import os
 import platform
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from optpipe import bundle as bundles
 from optpipe.backends.engines import vllm
 from optpipe.errors import BackendFailed, InputError
-from optpipe.records import Bundle, Checkpoint, Json, from_json, to_json
+from optpipe.records import Bundle, Checkpoint, Engine, Json, from_json, to_json
 from optpipe.report.card import CardFacts, model_card
 from optpipe.report.data import ReportData, Row, layout, rows
 from optpipe.report.markdown import markdown
@@ -31,17 +30,6 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "ATTRIBUTION*", "USE_
 SECRETS = ("api-key", "hf-token")
 OF_ONE_RUN = ("host", "port", "model", "served-model-name", "uds", "root-path")
 """Engine settings that belong to whoever serves, not to the bundle."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What the bundle is served with: the configuration that was confirmed, and what ran it."""
-
-    name: str
-    version: str
-    config: Json
-    environment: Json = field(default_factory=dict)
-    """Variables that change what the engine does; never secrets."""
 
 
 def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:

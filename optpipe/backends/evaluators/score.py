@@ -2,8 +2,9 @@
 
 Runs in the quantizers' toolchain. Standard library only at import.
 
-inputs: `model` (a folder, compressed-tensors checkpoints included), `tokens` (tokens.npy, int32 [rows, L]),
-optionally `base` (files of the base's own score job, with its logits).
+inputs: `model` (a folder, compressed-tensors checkpoints included), `tokens` (tokens.npy, int32 [rows, L]) or
+several `tokens.NAME`, whose rows follow one another by name, so that the model is loaded once for all texts;
+optionally `base` (files of the base's own score job on the same tokens, with its logits).
 files: token_logprobs.npy, float32 [rows, L - 1], in nats; with `keep_logits` the raw logits, [rows, L - 1,
 vocabulary] in the model's own dtype, so that a model's divergence from itself is exactly 0.
 """
@@ -50,7 +51,7 @@ def run(options: Json, work: Work) -> Json:
     chosen = Options(**options)
     torch.set_num_threads(work.threads)
     torch.manual_seed(work.seed)
-    rows = numpy.load(work.inputs["tokens"] / "tokens.npy")
+    rows = every_row(work.inputs)
     model = forward.load(work.inputs["model"], getattr(torch, chosen.dtype))
     vocabulary = forward.vocabulary(model)
     if int(rows.max()) >= vocabulary:
@@ -70,6 +71,14 @@ def run(options: Json, work: Work) -> Json:
             work.progress(len(units), len(rows), "rows scored")
     numpy.save(work.out / "token_logprobs.npy", logprobs)
     return {"units": units, "vocabulary": vocabulary, "dtype": chosen.dtype}
+
+
+def every_row(inputs: dict[str, Path]) -> Any:
+    """The rows of all tokens inputs by name: int32 [rows, L]."""
+    import numpy
+
+    names = sorted(name for name in inputs if name.partition(".")[0] == "tokens")
+    return numpy.concatenate([numpy.load(inputs[name] / "tokens.npy") for name in names])
 
 
 def kept(base: Path, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,61 @@
+"""`optpipe build`: a recipe through the whole line."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, AsJson, RecipePath, Set
+
+if TYPE_CHECKING:
+    from optpipe.build import Built
+
+EXIT_CODES = {"published": 0, "selected": 0, "rejected": 5, "inconclusive": 7, "failed": 4}
+
+
+def build(
+    recipe: RecipePath,
+    artifacts: Artifacts = DEFAULT_ARTIFACTS,
+    overrides: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize, judge, serve, tune, choose, confirm, package and publish what a recipe describes."""
+    from optpipe import console
+    from optpipe.build import run_build
+    from optpipe.recipe.load import load
+
+    signal.signal(signal.SIGTERM, interrupted)
+    loaded = load(recipe, tuple(overrides or ()))
+    built = run_build(loaded, artifacts)
+    if as_json:
+        console.emit(built.summary())
+    else:
+        show(built)
+    raise typer.Exit(EXIT_CODES[built.verdict])
+
+
+def interrupted(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def show(built: Built) -> None:
+    """The report for a terminal, and where the rest is."""
+    from optpipe.console import out, say
+
+    out(built.markdown)
+    say(f"report: {shown(built.folder / 'report.html')}")
+    for published in built.published:
+        aliases = ", ".join(published.aliases)
+        say(
+            f"published: {published.name}@{published.digest[:19]} ({aliases}) in {shown(Path(published.location))}"
+        )
+    if built.published:
+        say(f"next: optpipe serve {built.published[0].name}@{built.published[0].aliases[-1]}")
+
+
+def shown(path: Path) -> str:
+    """A path as short as it is true from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,63 @@
+"""`optpipe plan`: what a build would do, what cannot work and why, in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optpipe.cli.shared import AsJson, HardwareName, RecipePath, Set
+
+if TYPE_CHECKING:
+    from optpipe.records import Plan
+
+
+def plan(
+    recipe: RecipePath,
+    hardware: HardwareName = None,
+    overrides: Set = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate the recipe alone; nothing is fetched.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Expand a recipe: every candidate feasible with estimates, or refused with the reason."""
+    from optpipe import console
+    from optpipe.model import hardware as machines
+    from optpipe.recipe.load import load
+    from optpipe.stages.inspect import inspect
+    from optpipe.stages.plan import plan as plan_
+
+    loaded = load(recipe, tuple(overrides or ()))
+    machine = machines.named(hardware) if hardware else machines.this_machine()
+    if check:
+        console.say(f"{recipe}: valid, {len(loaded.recipe.checkpoints)} checkpoints")
+        return
+    found = plan_(loaded.recipe, inspect(loaded.recipe, recipe.parent, console.say), machine)
+    if as_json:
+        console.emit(found)
+    else:
+        show(found)
+
+
+def show(found: Plan) -> None:
+    """The plan as a table for people."""
+    from optpipe.console import out, time_text
+    from optpipe.model.memory import show as size
+
+    out(f"{found.model} on {found.hardware.name} ({found.hardware.gpu or found.hardware.cpu})")
+    out(f"\n{'candidate':<22} {'bytes':>9} {'bits/weight':>11} {'memory':>9} {'time':>12}   (estimated)")
+    for planned in found.feasible:
+        name = planned.candidate.name
+        cells = f"{size(planned.bytes.value):>9} {planned.bits_per_weight.value:>11.2f}"
+        rest = f"{size(planned.memory_bytes.value):>9} {time_text(planned.seconds.value):>12}"
+        out(f"{name:<22} {cells} {rest}")
+        for note in planned.notes:
+            out(f"{'':<22} note: {note}")
+    for refusal in found.refused:
+        out(f"{refusal.candidate:<22} no: {refusal.reason}")
+        if refusal.nearest:
+            out(f"{'':<22} nearest that works: {refusal.nearest}")
+    for warning in found.warnings:
+        out(f"note: {warning}")
+    out(f"\nabout {time_text(found.seconds.value)} and {size(found.disk_bytes.value)} of disk (estimated)")

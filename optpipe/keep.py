@@ -1,0 +1,61 @@
+"""Whose files stay in the cache: `keep:` after a build, `cache gc` by size. Records always stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from optpipe.errors import InputError
+from optpipe.outcome import Outcome
+from optpipe.rundir import JobStore, folder_bytes
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_size(text: str) -> int:
+    """`20G`, `500M`, `0`: bytes in powers of 1000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"--max-size {text!r} is no size", hint="e.g. 20G, 500M or 0")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def kept_keys(keep: str, out: Outcome) -> set[str]:
+    """Jobs whose checkpoints stay: the winner's, those of all that passed, or all."""
+    entries = [e for e in out.entries if e.checkpoint and e.checkpoint.job]
+    chosen = {
+        "all": entries,
+        "passed": [e for e in entries if e.passed],
+        "winner": [e for e in entries if e is out.winner],
+    }[keep]
+    base = {out.base.job} if out.base.job else set()
+    return base | {e.checkpoint.job for e in chosen if e.checkpoint and e.checkpoint.job}
+
+
+def drop_after(keep: str, out: Outcome, store: JobStore) -> int:
+    """Drop the checkpoints that `keep` lets go, and the base's logits; bytes freed."""
+    stay = kept_keys(keep, out)
+    made = {e.checkpoint.job for e in out.entries if e.checkpoint and e.checkpoint.job} - stay
+    logits = {job for e in out.entries if e.is_base and e.evaluation for job in e.evaluation.jobs}
+    heavy = {key for key in logits if keep != "all" and folder_bytes(store.folder(key) / "files") > 1 << 20}
+    return sum(store.drop_files(key) for key in made | heavy)
+
+
+def collect(store: JobStore, limit: int) -> dict[str, int]:
+    """Drop files of jobs, those unused longest first, until all take at most `limit` bytes."""
+    sizes = {path: folder_bytes(path / "files") for path in folders(store) if (path / "files").is_dir()}
+    total, freed = sum(sizes.values()), {}
+    for path in sorted(sizes, key=lambda p: (p / "record.json").stat().st_mtime):
+        if total <= limit:
+            break
+        key = f"sha256:{path.name}"
+        with store.lock(key):
+            freed[key] = store.drop_files(key)
+        total -= freed[key]
+    return freed
+
+
+def folders(store: JobStore) -> Iterable[Path]:
+    base = store.root / "jobs"
+    return (path for path in base.iterdir() if (path / "record.json").is_file()) if base.is_dir() else ()

@@ -1,0 +1,115 @@
+"""What is known of a build so far: candidate by candidate while it runs, one set of records at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from optpipe.records import (
+    Bundle,
+    CandidatePlan,
+    Checkpoint,
+    Confirmation,
+    Evaluation,
+    Json,
+    ModelFacts,
+    Plan,
+    Published,
+    Selection,
+    Serving,
+    Tuning,
+)
+
+
+@dataclass
+class Entry:
+    """One candidate on its way down the line; `failure` says why it went no further."""
+
+    planned: CandidatePlan
+    checkpoint: Checkpoint | None = None
+    evaluation: Evaluation | None = None
+    serving: Serving | None = None
+    tuning: Tuning | None = None
+    failure: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.planned.candidate.name
+
+    @property
+    def is_base(self) -> bool:
+        return self.planned.candidate.scheme is None
+
+    @property
+    def passed(self) -> bool:
+        """Nothing has spoken against it so far."""
+        judged = self.evaluation is not None and self.evaluation.status == "passed"
+        return judged and self.failure is None and (self.serving is None or self.serving.status == "passed")
+
+    @property
+    def settings(self) -> Json:
+        """The engine settings to ship: the tuned ones where there are any."""
+        return dict(self.tuning.config) if self.tuning else {}
+
+    def unconfirmed(self, confirmation: Confirmation) -> None:
+        """What the confirmation found against it belongs to its evaluation."""
+        assert self.evaluation is not None, "only evaluated candidates are confirmed"
+        checks = (*self.evaluation.checks, *confirmation.checks)
+        self.evaluation = replace(self.evaluation, status=confirmation.status, checks=checks)
+
+    def verdict(self) -> Evaluation:
+        """Its evaluation; one that a backend failed for has that as its evaluation."""
+        if self.failure is None and self.evaluation is not None:
+            return self.evaluation
+        known = self.evaluation
+        digest = self.checkpoint.model_digest if self.checkpoint else ""
+        return Evaluation(
+            self.name,
+            digest,
+            "failed",
+            known.checks if known else (),
+            known.texts if known else (),
+            failure=self.failure or "it was not evaluated",
+        )
+
+
+@dataclass
+class Outcome:
+    """Everything a build leaves."""
+
+    facts: ModelFacts
+    plan: Plan
+    base: Checkpoint
+    entries: list[Entry] = field(default_factory=list)
+    selection: Selection | None = None
+    confirmation: Confirmation | None = None
+    bundle: Bundle | None = None
+    published: list[Published] = field(default_factory=list)
+
+    def standing(self) -> Iterator[Entry]:
+        """Candidates that nothing has spoken against when their turn comes; the base comes first."""
+        return (entry for entry in self.entries if entry.passed)
+
+    def named(self, name: str) -> Entry:
+        return next(entry for entry in self.entries if entry.name == name)
+
+    def base_of(self, entry: Entry) -> Evaluation | None:
+        """The evaluation of the base on the same target, against which others are read."""
+        target = entry.planned.candidate.target
+        bases = (
+            e for e in self.entries if e.is_base and e.planned.candidate.target == target and e is not entry
+        )
+        return next((base.evaluation for base in bases), None)
+
+    def leading(self, selection: Selection, count: int) -> list[Entry]:
+        """The first `count` candidates of a selection that passed."""
+        return [self.named(rank.candidate) for rank in selection.ranks if rank.status == "passed"][:count]
+
+    def selected(self, selection: Selection) -> Entry | None:
+        """Take note of a selection; its winner."""
+        self.selection = selection
+        return self.winner
+
+    @property
+    def winner(self) -> Entry | None:
+        return self.named(self.selection.winner) if self.selection and self.selection.winner else None

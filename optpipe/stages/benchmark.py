@@ -1,0 +1,29 @@
+"""benchmark: serving figures under the declared load, on the engine that serves the candidate."""
+
+from __future__ import annotations
+
+from optpipe import gates, judge, serving
+from optpipe.backends.executors.local import EngineSession
+from optpipe.errors import BackendFailed
+from optpipe.outcome import Entry
+from optpipe.recipe.schema import Recipe
+from optpipe.records import Checkpoint, Serving
+from optpipe.run import Run
+
+
+def benchmark(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, engine: EngineSession) -> Serving:
+    """The recipe's load on a session's engine; an engine that dies under it is a failed candidate."""
+    job = serving.load_job(recipe, base, f"{entry.name}: load", recipe.load.requests, recipe.seed)
+    config = engine.spec.config
+    try:
+        loaded = serving.measure(recipe, engine, job)
+    except BackendFailed as error:
+        return run.record(
+            f"07-benchmark/{entry.name}.json", Serving(entry.name, config, "failed", error.message, None, "")
+        )
+    limits = gates.resolve(recipe.gates)
+    checks = judge.load_checks(loaded.figures, limits)
+    status = judge.combine(checks)
+    reason = "; ".join(check.reason for check in checks if check.status == status)
+    record = Serving(entry.name, config, status, reason, loaded.figures, loaded.command, loaded.job)
+    return run.record(f"07-benchmark/{entry.name}.json", record)

@@ -1,0 +1,75 @@
+"""confirm: the chosen one with exactly the configuration that ships, on what it was not tuned on."""
+
+from __future__ import annotations
+
+from optpipe import gates, judge, serving
+from optpipe.errors import BackendFailed
+from optpipe.outcome import Entry
+from optpipe.recipe.schema import Recipe
+from optpipe.records import Check, Checkpoint, Confirmation, Evaluation, Job, Json
+from optpipe.run import Run
+
+SEED_STEP = 1000
+"""Added to the recipe's seed: prompts and arrivals that no trial has seen."""
+PERPLEXITY_TOLERANCE_PCT = 1.0
+"""The engine's perplexity against transformers' on the same tokens; seen: 0.05 % in bf16."""
+
+
+def confirm(
+    run: Run,
+    recipe: Recipe,
+    base: Checkpoint,
+    entry: Entry,
+    checks_on: tuple[Job, Job],
+    reference: Evaluation | None,
+) -> Confirmation:
+    """Canary and perplexity on the shipping configuration (`checks_on`), then the load on a fresh seed.
+
+    `reference`: the base's evaluation, None where the base itself is confirmed.
+    """
+    canary, parity = checks_on
+    limits = gates.resolve(recipe.gates, entry.checkpoint.bits_per_weight if entry.checkpoint else 16.0)
+    checks: list[Check] = []
+    jobs: list[str] = []
+    config: Json = {}
+    figures = perplexity = None
+    try:
+        with serving.session(run, recipe, entry, entry.settings) as engine:
+            config = engine.spec.config
+            answers, agreement = engine.run(canary), engine.run(parity)
+            known = reference.details.get("parity") if reference else None
+            perplexity = agreement.record["perplexity"]
+            checks = [
+                judge.canary_check(answers.record),
+                *judge.parity_check(agreement.record, known, limits),
+                perplexity_check(agreement.record),
+            ]
+            jobs = [answers.key, agreement.key]
+            if judge.combine(checks) == "passed":
+                seed = recipe.seed + SEED_STEP
+                job = serving.load_job(
+                    recipe, base, f"{entry.name}: confirming load", recipe.load.requests, seed
+                )
+                loaded = serving.measure(recipe, engine, job)
+                figures = loaded.figures
+                checks += judge.load_checks(figures, limits)
+                jobs.append(loaded.job)
+    except BackendFailed as error:
+        checks.append(Check("engine", "failed", error.message))
+    status = judge.combine(checks)
+    return run.record(
+        "10-confirm.json",
+        Confirmation(entry.name, config, status, tuple(checks), figures, perplexity, tuple(jobs)),
+    )
+
+
+def perplexity_check(record: Json) -> Check:
+    """The perplexity that the engine gives on a fixed sample, and whether it is the reference's."""
+    value, expected = record["perplexity"], record["reference_perplexity"]
+    off = 100 * abs(value / expected - 1)
+    status = "passed" if off <= PERPLEXITY_TOLERANCE_PCT else "rejected"
+    reason = (
+        f"perplexity as served {value:.4g}, by transformers {expected:.4g} on {record['n_tokens']} tokens: "
+        f"{off:.2f} % apart, {PERPLEXITY_TOLERANCE_PCT:g} % allowed"
+    )
+    return Check("perplexity as served", status, reason, value, expected)  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""evaluate: a candidate's quality against its base; checks on the checkpoint come before any engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from optpipe import gates, judge, stats
+from optpipe.backends.evaluators.canary import PROMPTS
+from optpipe.backends.executors.local import EngineSession
+from optpipe.outcome import Entry
+from optpipe.recipe.schema import Recipe
+from optpipe.records import (
+    Artifact,
+    CandidatePlan,
+    Check,
+    Checkpoint,
+    Evaluation,
+    Job,
+    JobResult,
+    Json,
+    Needs,
+    TextQuality,
+)
+from optpipe.run import Run
+
+
+class Scorer:
+    """Scores models on the recipe's texts, round by round; the base's logits are computed once for all."""
+
+    def __init__(self, run: Run, recipe: Recipe, base: Checkpoint, texts: Mapping[str, Artifact]) -> None:
+        self.run, self.recipe, self.base, self.texts = run, recipe, base, texts
+
+    def tokens(self, text: str, first: int, rows: int) -> Artifact:
+        """The fixed token ids of units [first, first + rows) of a text: int32 [rows, unit_tokens]."""
+        scoring = self.recipe.scoring
+        options = {"length": scoring.unit_tokens, "first_row": first, "rows": rows, "template": False}
+        inputs = {"model": self.base.artifact, "text": self.texts[text]}
+        job = Job("tokens", f"{text}: tokens", "quantize", options, inputs, seed=scoring.seed)
+        return self.run.executor.run(job).files
+
+    def score(self, model: Checkpoint, texts: tuple[str, ...], first: int, rows: int) -> JobResult:
+        """One job: `model` on the same units of each text; the base keeps its logits for the others."""
+        is_base = model.model_digest == self.base.model_digest
+        inputs = {"model": model.artifact}
+        inputs |= {f"tokens.{text}": self.tokens(text, first, rows) for text in texts}
+        if not is_base:
+            inputs["base"] = self.score(self.base, texts, first, rows).files
+        options = {"dtype": "bfloat16", "keep_logits": is_base}
+        needs = Needs(cpus=self.recipe.threads, memory_bytes=3 * model.bytes + (2 << 30))
+        title = f"{model.name}: score {' and '.join(texts)}"
+        return self.run.executor.run(
+            Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)
+        )
+
+    def rounds(self) -> tuple[tuple[int, int], ...]:
+        """(first unit, units) of each look: the recipe's number, then doubled up to its budget."""
+        scoring, looks, done, goal = self.recipe.scoring, [], 0, self.recipe.scoring.units
+        while done < goal:
+            looks.append((done, goal - done))
+            done, goal = goal, min(2 * goal, max(scoring.max_units, goal))
+        return tuple(looks) if self.recipe.on_inconclusive == "extend" else tuple(looks[:1])
+
+    @property
+    def sample(self) -> tuple[str, int, int]:
+        """(text, first unit, units) of what the engine is compared on; the text whose rows come first."""
+        first, rows = self.rounds()[0]
+        return min(self.texts), first, rows
+
+
+@dataclass
+class Tally:
+    """One text while it is measured: units of base and candidate so far, figures and checks."""
+
+    base: tuple[Json, ...] = ()
+    mine: tuple[Json, ...] = ()
+    figures: TextQuality | None = None
+    checks: tuple[Check, ...] = ()
+
+    def add(self, text: str, base: list[Json], mine: list[Json], limits: gates.Gates, looks: int) -> None:
+        self.base, self.mine = (*self.base, *base), (*self.mine, *mine)
+        self.figures = stats.text_quality(text, self.base, self.mine, looks=looks)
+        self.checks = judge.text_checks(self.figures, limits)
+
+
+def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint) -> Evaluation:
+    """Artifact checks, then perplexity, divergence and agreement; measuring goes on where a verdict is open."""
+    limits = gates.resolve(scorer.recipe.gates, checkpoint.bits_per_weight)
+    checks = judge.artifact_checks(
+        checkpoint,
+        scorer.base.bytes,
+        planned.bits_per_weight.value,
+        limits,
+        checkpoint.details.get("not_finite", ()),
+    )
+    name = planned.candidate.name
+    if judge.combine(checks) != "passed":
+        return recorded(
+            scorer.run, Evaluation(name, checkpoint.model_digest, judge.combine(checks), checks, ())
+        )
+    tallies = {text: Tally() for text in sorted(scorer.texts)}
+    jobs: list[str] = []
+    looks = scorer.rounds()
+    for first, rows in looks:
+        undecided = tuple(text for text, tally in tallies.items() if judge.combine(tally.checks) in OPEN)
+        if not undecided or any(judge.combine(tally.checks) == "rejected" for tally in tallies.values()):
+            break
+        base = scorer.score(scorer.base, undecided, first, rows)
+        mine = scorer.score(checkpoint, undecided, first, rows)
+        for number, text in enumerate(undecided):
+            part = slice(number * rows, (number + 1) * rows)
+            tallies[text].add(
+                text, base.record["units"][part], mine.record["units"][part], limits, len(looks)
+            )
+        jobs += [base.key, mine.key]
+    every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
+    texts = tuple(tally.figures for tally in tallies.values() if tally.figures)
+    status, once = judge.combine(every), tuple(dict.fromkeys(jobs))
+    return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, status, every, texts, once))
+
+
+def recorded(run: Run, evaluation: Evaluation) -> Evaluation:
+    return run.record(f"06-evaluate/{evaluation.candidate}.json", evaluation)
+
+
+OPEN = ("skipped", "inconclusive")
+"""What a text's checks combine to while more units may still decide."""
+
+
+def on_engine(scorer: Scorer, engine: EngineSession, entry: Entry, base: Evaluation | None) -> Evaluation:
+    """Canary and agreement with transformers on the engine that serves, added to what is known.
+
+    `base`: the base's own evaluation on an engine, against which both are read; None for the base itself.
+    """
+    assert entry.evaluation is not None and entry.checkpoint is not None, "judged on its checkpoint first"
+    limits = gates.resolve(scorer.recipe.gates, entry.checkpoint.bits_per_weight)
+    known = base.details if base else {}
+    canary = engine.run(canary_job(scorer.recipe, entry.name, known.get("canary")))
+    details, jobs = {"canary": canary.record}, [canary.key]
+    checks = [judge.canary_check(canary.record)]
+    if checks[0].status == "passed":
+        parity = engine.run(parity_job(scorer, entry.name, entry.checkpoint))
+        checks += judge.parity_check(parity.record, known.get("parity"), limits)
+        details["parity"] = parity.record
+        jobs.append(parity.key)
+    every = (*entry.evaluation.checks, *checks)
+    every_job = (*entry.evaluation.jobs, *jobs)
+    status = judge.combine(every)
+    done = replace(entry.evaluation, checks=every, status=status, jobs=every_job, details=details)
+    return recorded(scorer.run, done)
+
+
+def canary_job(recipe: Recipe, name: str, base: Json | None) -> Job:
+    options = {"prompts": list(PROMPTS), "max_tokens": recipe.scoring.canary_tokens, "base": base}
+    return Job("canary", f"{name}: canary", "core", options)
+
+
+def shipping_checks(scorer: Scorer, entry: Entry, base: Evaluation | None) -> tuple[Job, Job]:
+    """Canary and agreement with transformers, to be run again on the configuration that ships."""
+    assert entry.checkpoint is not None, "only a candidate with a checkpoint ships"
+    canary = canary_job(scorer.recipe, entry.name, base.details.get("canary") if base else None)
+    return canary, parity_job(scorer, entry.name, entry.checkpoint)
+
+
+def parity_job(scorer: Scorer, name: str, checkpoint: Checkpoint) -> Job:
+    """The engine against transformers on the first units of the first text, the same ids."""
+    text, first, rows = scorer.sample
+    score = scorer.score(checkpoint, tuple(sorted(scorer.texts)), first, rows)
+    inputs = {"tokens": scorer.tokens(text, first, rows), "score": score.files}
+    options = {"rows": scorer.recipe.scoring.parity_units}
+    return Job("parity", f"{name}: agreement with transformers", "core", options, inputs)

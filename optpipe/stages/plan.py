@@ -1,0 +1,132 @@
+"""plan: every candidate expanded and checked for feasibility, with estimates; pure, nothing heavy imported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from optpipe.model import memory, roofline
+from optpipe.model.compat import feasibility
+from optpipe.model.hardware import peaks
+from optpipe.recipe.schema import Recipe
+from optpipe.records import (
+    Candidate,
+    CandidatePlan,
+    Estimated,
+    Hardware,
+    ModelFacts,
+    Plan,
+    Refusal,
+    to_json,
+)
+
+START_S = 40.0
+"""Seconds until an engine is ready on a CPU, mostly imports; measured 32 to 35."""
+ATTAINED = 0.5
+"""Share of the peak that quantizing and scoring keep up."""
+FALLBACK_FLOPS = 2e10
+"""Per core, where nothing is known of the processor."""
+CALIBRATED_FLOPS_PER_WEIGHT = 14.0
+"""Floating point operations per weight and calibration token of GPTQ: two forwards, Hessian, error feedback."""
+
+
+def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
+    """checkpoint x target and base x target: feasible with estimates, or refused with the reason."""
+    feasible, refused = [], []
+    for candidate in expand(recipe):
+        found = feasibility(facts, candidate.scheme, candidate.engine, hardware)
+        if found.refused:
+            refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
+        else:
+            feasible.append(estimate(recipe, facts, hardware, candidate, found.notes))
+    seconds = total_seconds(recipe, hardware, feasible)
+    disk = sum(c.disk_bytes.value for c in feasible) + logits_bytes(recipe, facts)
+    return Plan(
+        model=facts.source,
+        hardware=hardware,
+        feasible=tuple(feasible),
+        refused=tuple(refused),
+        seconds=seconds,
+        disk_bytes=Estimated(
+            disk, "bytes", "checkpoints, their copies in bundle and registry, the base's logits"
+        ),
+        downloads_bytes=Estimated(
+            facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"
+        ),
+        warnings=facts.notes,
+    )
+
+
+def expand(recipe: Recipe) -> Iterator[Candidate]:
+    """`base@target` first, then every checkpoint on every target."""
+    for target, engine in recipe.targets.items():
+        yield Candidate(f"base@{target}", "base", target, None, to_json(engine))
+    for name, scheme in recipe.checkpoints.items():
+        for target, engine in recipe.targets.items():
+            yield Candidate(
+                f"{name}@{target}", name, target, to_json(dataclasses.asdict(scheme)), to_json(engine)
+            )
+
+
+def estimate(
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate, notes: tuple[str, ...]
+) -> CandidatePlan:
+    length = recipe.load.input_tokens + recipe.load.output_tokens
+    sequences = recipe.load.concurrency or 1
+    engine = candidate.engine
+    serving = memory.serving_memory(facts, candidate.scheme, engine, hardware, sequences, length).estimated()
+    needed = serving
+    if candidate.scheme is not None and recipe.calibration is not None:
+        rows = recipe.calibration
+        quantizing = memory.quantize_memory(facts, candidate.scheme, rows.samples, rows.sequence_length)
+        needed = max(serving, quantizing, key=lambda e: e.value)
+    return CandidatePlan(
+        candidate=candidate,
+        bytes=memory.checkpoint_bytes(facts, candidate.scheme),
+        bits_per_weight=memory.bits_per_weight(facts, candidate.scheme),
+        memory_bytes=needed,
+        disk_bytes=memory.disk_bytes(facts, candidate.scheme),
+        seconds=candidate_seconds(recipe, facts, hardware, candidate),
+        notes=notes,
+    )
+
+
+def candidate_seconds(
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate
+) -> Estimated:
+    """Quantize, score and one engine session, from floating point operations and this machine's peak."""
+    rate = sustained(hardware, recipe.threads)
+    scored = len(recipe.texts) * recipe.scoring.units * recipe.scoring.unit_tokens
+    work = 2.0 * facts.parameters * scored
+    if candidate.scheme is not None and recipe.calibration is not None:
+        calibrated = recipe.calibration.samples * recipe.calibration.sequence_length
+        per_weight = (
+            CALIBRATED_FLOPS_PER_WEIGHT if candidate.scheme["method"] in ("gptq", "awq", "smoothquant") else 0
+        )
+        work += per_weight * facts.parameters * calibrated
+    served = recipe.load.requests * (recipe.load.input_tokens + recipe.load.output_tokens)
+    seconds = work / rate + START_S + 2.0 * facts.parameters * served / rate
+    return Estimated(
+        seconds, "s", f"operations at {rate / 1e9:.0f} GFLOPS, and {START_S:.0f} s to start the engine"
+    )
+
+
+def sustained(hardware: Hardware, threads: int) -> float:
+    """Floating point operations a second that one job keeps up: half the peak of what it runs on."""
+    peak = peaks(hardware)
+    whole = roofline.operations(peak, None) if peak else FALLBACK_FLOPS * hardware.cores
+    return ATTAINED * whole * (1.0 if hardware.gpus else min(1.0, threads / hardware.cores))
+
+
+def total_seconds(recipe: Recipe, hardware: Hardware, feasible: list[CandidatePlan]) -> Estimated:
+    """Candidates share the cores while nothing is measured; sessions, trials and the confirmation do not."""
+    side_by_side = max(1, min(hardware.cores // recipe.threads, 4))
+    alone = sum(c.seconds.value for c in feasible)
+    per_session = alone / max(1, len(feasible))
+    total = alone / side_by_side + per_session * (recipe.tune.trials + 1) / 2
+    return Estimated(total, "s", f"{side_by_side} jobs side by side, then {recipe.tune.trials} trials")
+
+
+def logits_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """The base's logits in bf16 on every scored token."""
+    return 2 * facts.vocabulary * len(recipe.texts) * recipe.scoring.units * (recipe.scoring.unit_tokens - 1)

@@ -1,0 +1,90 @@
+"""quantize: base and scheme in, a checkpoint in the engine's own format out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optpipe.model.finite import nonfinite
+from optpipe.model.folder import headers, weight_files
+from optpipe.model.memory import measured_bits_per_weight, quantize_memory
+from optpipe.recipe.schema import Recipe
+from optpipe.records import Artifact, Candidate, Checkpoint, Job, Json, ModelFacts, Needs
+from optpipe.run import Run
+from optpipe.rundir import folder_bytes
+
+
+def quantize(
+    run: Run,
+    recipe: Recipe,
+    facts: ModelFacts,
+    base: Checkpoint,
+    calibration: Artifact | None,
+    candidate: Candidate,
+) -> Checkpoint:
+    """The candidate's checkpoint; candidates that share it share the job, the base is its own."""
+    if candidate.scheme is None:
+        return base
+    scheme = candidate.scheme
+    inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads)
+    if recipe.checkpoints[candidate.checkpoint].needs_calibration:
+        assert calibration is not None and recipe.calibration is not None, (
+            "the recipe's validation asks for it"
+        )
+        inputs["tokens"] = calibration_tokens(run, recipe, base, calibration)
+        rows = recipe.calibration
+        memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)
+        needs = Needs(cpus=recipe.threads, memory_bytes=int(memory.value))
+    title = f"{candidate.checkpoint}: quantize"
+    done = run.executor.run(
+        Job(
+            "quantize",
+            title,
+            "quantize",
+            scheme,
+            inputs,
+            needs=needs,
+            threads=recipe.threads,
+            seed=recipe.seed,
+        )
+    )
+
+    def sizes(files: Path) -> Json:
+        bits = measured_bits_per_weight(files, facts, scheme)
+        return {"bytes": folder_bytes(files), "bits_per_weight": bits, "not_finite": not_finite(files)}
+
+    size = run.folder.store.derived(done.key, "sizes", sizes)
+    checkpoint = Checkpoint(
+        name=candidate.checkpoint,
+        path=done.files.path,
+        model_digest=done.files.digest,
+        bytes=size["bytes"],
+        bits_per_weight=size["bits_per_weight"],
+        scheme=scheme,
+        seconds=done.seconds,
+        peak_memory_bytes=done.peak_memory_bytes,
+        job=done.key,
+        details={**done.record, "not_finite": size["not_finite"]},
+    )
+    return run.record(f"04-quantize/{candidate.checkpoint}/record.json", checkpoint)
+
+
+def not_finite(folder: Path) -> list[str]:
+    """Names of tensors with a NaN or an infinity in a checkpoint."""
+    found = headers(weight_files(folder))
+    return [fact.name for file, header in found.items() for fact, _, _ in nonfinite(folder / file, header)]
+
+
+def calibration_tokens(run: Run, recipe: Recipe, base: Checkpoint, text: Artifact) -> Artifact:
+    """The exact token ids that every method calibrates on, packed to full rows."""
+    calibration = recipe.calibration
+    assert calibration is not None, "asked for only where the recipe has it"
+    options = {
+        "length": calibration.sequence_length,
+        "first_row": 0,
+        "rows": calibration.samples,
+        "template": calibration.template,
+    }
+    inputs = {"model": base.artifact, "text": text}
+    return run.executor.run(
+        Job("tokens", "calibration: tokens", "quantize", options, inputs, seed=calibration.seed)
+    ).files

@@ -1,0 +1,66 @@
+"""tune: engine settings that carry the most load inside the SLO; none of them changes the model's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optpipe import search, serving
+from optpipe.backends.engines import vllm
+from optpipe.errors import BackendFailed
+from optpipe.outcome import Entry
+from optpipe.recipe.schema import Recipe
+from optpipe.records import Checkpoint, Json, ModelFacts, Trial, Tuning
+from optpipe.run import Run
+
+
+def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: Entry) -> Tuning:
+    """A seeded search over the engine's own settings; the default's figures are those of the benchmark."""
+    target = recipe.targets[entry.planned.candidate.target]
+    longest = target.max_model_len or facts.max_positions
+
+    def measure(settings: Json) -> Trial:
+        return trial(run, recipe, base, entry, settings) if settings else default_trial(entry)
+
+    found = search.tune(
+        search.Search(
+            candidate=entry.name,
+            space=vllm.search_space(facts, run.hardware),
+            default={},
+            trials=recipe.tune.trials,
+            seed=recipe.tune.seed,
+            ceiling=recipe.load.request_rate,
+            refuse=lambda settings: vllm.infeasible(settings, longest),
+        ),
+        measure,
+    )
+    run.talk.say(f"{entry.name}: {search.summary(found)}")
+    return run.record(f"08-tune/{entry.name}.json", found)
+
+
+def trial(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, settings: Json) -> Trial:
+    """One configuration under the recipe's load; an engine that fails with it makes it infeasible."""
+    title = f"{entry.name}: trial {shown(settings)}"
+    requests = recipe.tune.requests or recipe.load.requests
+    try:
+        with serving.session(run, recipe, entry, settings) as engine:
+            loaded = serving.measure(
+                recipe, engine, serving.load_job(recipe, base, title, requests, recipe.seed)
+            )
+    except BackendFailed as error:
+        run.talk.say(f"{title}: infeasible: {error.message}")
+        return Trial(0, settings, "infeasible", error.message, None)
+    goodput, tokens = loaded.figures.goodput_per_s, loaded.figures.output_tokens_per_s
+    run.talk.say(f"{title}: {goodput.value:.3g} requests/s inside the SLO, {tokens.value:.3g} tokens/s")
+    return Trial(0, settings, "measured", "", goodput, loaded.job, tokens)
+
+
+def default_trial(entry: Entry) -> Trial:
+    served = entry.serving
+    assert served is not None and served.figures is not None, "only candidates with figures are tuned"
+    goodput, tokens = served.figures.goodput_per_s, served.figures.output_tokens_per_s
+    return Trial(0, {}, "measured", "the engine's default", goodput, served.job, tokens)
+
+
+def shown(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -32,7 +32,15 @@ SLO = Slo(ttft_ms={"p90": 150}, tpot_ms={"p90": 100})
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("llama"))
+    """A random model each of whose tokens has a text: half a character has none, so no time to first token."""
+    folder = tiny_llama(tmp_path_factory.mktemp("llama"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    texts = {k: text for text, k in vocabulary.items() if text.strip("ĠĊ").isascii()}
+    tokenizer["model"]["vocab"] = {texts.get(k, f"word{k}"): k for k in range(320)}
+    file.write_text(json.dumps(tokenizer))
+    return folder
 
 
 def run_load(folder: Path, url: str, tokenizer: Path, load: Load) -> tuple[int, Body]:

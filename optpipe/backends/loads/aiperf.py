@@ -6,7 +6,8 @@ The rows do not depend on the SLO, so another SLO needs no new measurement. What
 - token counts are the server's own (`--use-server-token-count`): AIPerf's are those of the re-encoded text,
   and counting costs the core that the engine needs;
 - its time to first token is that of the first chunk with text, so an empty first delta does not count, but
-  neither would a special token: `skip_special_tokens: false` gives those a text;
+  neither would a special token: `skip_special_tokens: false` gives those a text. An answer without any text
+  (a random model that writes half characters) is an error to it, so it is a failed request here;
 - it refuses a tokenizer folder under HF_HUB_OFFLINE.
 """
 

@@ -64,11 +64,7 @@ def test_mean_and_tail_of_the_difference(tmp_path: Path) -> None:
     assert even["p99_abs"] == pytest.approx(0.25, rel=1e-5)
     assert even["perplexity"] / even["reference_perplexity"] == pytest.approx(math.exp(0.25), rel=1e-5)
     spike = run(engine(worst=-9.0), tmp_path, rows=ROWS)
-    assert (
-        spike["mean_abs"] < 0.4
-        and spike["p99_abs"] > 4
-        and spike["max_abs"] == pytest.approx(9 + LOGPROBS[1, 4])
-    )
+    assert spike["mean_abs"] < 0.4 and spike["p99_abs"] > 4 and spike["max_abs"] == pytest.approx(9 + LOGPROBS[1, 4])
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, -9999.0])
@@ -96,10 +92,11 @@ def test_too_small_a_window_is_named_with_what_is_needed(tmp_path: Path) -> None
     assert not failure.value.transient
 
 
-def test_a_score_job_of_several_texts_keeps_each_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "wiki").mkdir()
-    np.save(tmp_path / "wiki" / "token_logprobs.npy", LOGPROBS - 1)
-    assert run(engine(shift=1), tmp_path, text="wiki")["mean_abs"] == pytest.approx(0, abs=1e-5)
+def test_a_score_of_more_rows_is_compared_by_its_first(tmp_path: Path) -> None:
+    with serving(engine()) as fake:
+        record = parity.run({}, work(tmp_path, fake.url, np.vstack([LOGPROBS, LOGPROBS - 1])))
+    assert record["n_tokens"] == ROWS * (LENGTH - 1)
+    assert record["max_abs"] == pytest.approx(0, abs=1e-6)
 
 
 def test_served_perplexity_gives_the_nats_of_each_row(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ REVISION = 1
 
 
 def run(options: Json, work: Work) -> Json:
-    """Options `rows`, `text`; inputs `tokens`, `score` of the same checkpoint. Differences in nats."""
+    """Option `rows`; inputs `tokens` and `score` of the same checkpoint, whose first rows they are. Nats."""
     import numpy as np
 
     tokens = load_rows(work.inputs["tokens"] / "tokens.npy", options.get("rows"))
-    reference = np.load(reference_file(options, work), allow_pickle=False)[: len(tokens)]
+    reference = np.load(work.inputs["score"] / "token_logprobs.npy", allow_pickle=False)[: len(tokens)]
     if reference.shape != (tokens.shape[0], tokens.shape[1] - 1):
         message = f"the reference has shape {reference.shape}, the tokens {tokens.shape}"
         raise Failure(message, hint="score must come from the same tokens job")
@@ -40,13 +40,6 @@ def run(options: Json, work: Work) -> Json:
         "perplexity": math.exp(-float(served.mean())),
         "reference_perplexity": math.exp(-float(reference.mean(dtype=np.float64))),
     }
-
-
-def reference_file(options: Json, work: Work) -> Path:
-    """token_logprobs.npy of the score job, in the folder of `text` where it scored several texts."""
-    folder = work.inputs["score"]
-    text = folder / str(options.get("text", "")) / "token_logprobs.npy"
-    return text if text.is_file() else folder / "token_logprobs.npy"
 
 
 def load_rows(path: Path, rows: int | None) -> Any:

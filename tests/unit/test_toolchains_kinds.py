@@ -38,9 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_recipes_words_become_kinds() -> None:
-    assert ADAPTER.validate_python({"kind": "interpreter", "python": "/x/bin/python"}) == Interpreter(
-        "/x/bin/python"
-    )
+    assert ADAPTER.validate_python({"kind": "interpreter", "python": "/x/bin/python"}) == Interpreter("/x/bin/python")
     words = {"kind": "image", "command": ["docker", "run", f"x@{DIGEST}"]}
     assert ADAPTER.validate_python(words) == Image(("docker", "run", f"x@{DIGEST}"))
     assert ADAPTER.validate_python({"kind": "managed", "accelerator": "cuda"}) == Managed(accelerator="cuda")
@@ -172,8 +170,7 @@ def test_copies_at_the_same_time_agree_and_leave_nothing_behind(tmp_path: Path) 
     package = package_at(tmp_path / "package", "A = 1\n")
     made: list[Path] = []
     work = [
-        threading.Thread(target=lambda: made.append(source.copy_source(package, tmp_path / "kept")))
-        for _ in range(8)
+        threading.Thread(target=lambda: made.append(source.copy_source(package, tmp_path / "kept"))) for _ in range(8)
     ]
     for thread in work:
         thread.start()
@@ -252,9 +249,7 @@ def test_doctor_command_prints_one_json_document() -> None:
     assert {"python", "uv", "OPTPIPE_HOME", "disk", "memory"} <= {check["name"] for check in report["checks"]}
 
 
-def test_doctor_command_exits_3_when_home_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_command_exits_3_when_home_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "file" / "home"))
     code, text = run_doctor()

@@ -51,11 +51,7 @@ def test_torch_is_where_it_belongs() -> None:
 
 
 def test_roles_name_locks_that_are_there() -> None:
-    assert (
-        {lock for locks in managed.ROLES.values() for lock in locks.values()}
-        == set(NAMES)
-        == set(managed.SIZES)
-    )
+    assert {lock for locks in managed.ROLES.values() for lock in locks.values()} == set(NAMES) == set(managed.SIZES)
     assert {"core", "quantize", "vllm", "load"} <= set(known())
 
 

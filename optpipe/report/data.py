@@ -104,8 +104,7 @@ def rows(data: ReportData) -> tuple[Row, ...]:
     place = {name: number for number, name in enumerate(order)}
     planned.sort(key=lambda row: (not row.winner, place.get(row.name, len(order))))
     refused = [
-        Row(refusal.candidate, "skipped", (_why(refusal.reason, refusal.nearest),))
-        for refusal in data.plan.refused
+        Row(refusal.candidate, "skipped", (_why(refusal.reason, refusal.nearest),)) for refusal in data.plan.refused
     ]
     return (*planned, *refused)
 
@@ -175,6 +174,8 @@ def read(folder: Path) -> ReportData:
     run = _load(folder / "run.json")
     if run is None:
         raise InputError("no run.json", place=str(folder), hint="name a folder in artifacts/runs")
+    if not (folder / "02-plan.json").exists():
+        raise InputError("the run ended before its plan, so there is nothing to report", place=str(folder))
     base = [Checkpoint] if (folder / "03-resolve.json").exists() else []
     return ReportData(
         name=run["recipe"]["name"],

@@ -54,9 +54,7 @@ def whole(figure: Measured | None, sign: bool = False) -> str:
 
 def estimate(figure: Estimated) -> str:
     """`about 114 MB`; the caller says that it is an estimate."""
-    return (
-        f"about {size(figure.value) if figure.unit == 'bytes' else number(figure.value) + ' ' + figure.unit}"
-    )
+    return f"about {size(figure.value) if figure.unit == 'bytes' else number(figure.value) + ' ' + figure.unit}"
 
 
 def size(count: float) -> str:

@@ -76,9 +76,7 @@ def checked(table: tuple[Row, ...], data: ReportData) -> list[tuple[str, Check]]
     """Every check in the order it was made, the confirmation's last."""
     found = [(row.name, check) for row in table if row.evaluation for check in row.evaluation.checks]
     if data.confirmation:
-        found += [
-            (f"{data.confirmation.candidate}, confirmation", check) for check in data.confirmation.checks
-        ]
+        found += [(f"{data.confirmation.candidate}, confirmation", check) for check in data.confirmation.checks]
     return found
 
 

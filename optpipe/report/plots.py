@@ -121,9 +121,7 @@ def throughput_against_latency(table: Sequence[Row], data: ReportData) -> Plot |
     metric, title = next(((m, t) for m, t in SLO_ORDER if m in _slo(data)), SLO_ORDER[0])
     percentile, limit = next(iter(_slo(data).get(metric, {"p50": None}).items()))
     latencies: list[Percentiles] = [getattr(found, metric) for _, found in measured]
-    if percentile not in figures.PERCENTILES or any(
-        getattr(found, percentile) is None for found in latencies
-    ):
+    if percentile not in figures.PERCENTILES or any(getattr(found, percentile) is None for found in latencies):
         percentile, limit = "p50", None
     points = []
     for (row, found), latency in zip(measured, latencies):
@@ -234,9 +232,7 @@ def _place(points: Sequence[Point], x_of: _scale, y_of: _scale, lines: list[Box]
     marks = []
     for point in sorted(points, key=lambda p: (not p.winner, p.x, p.name)):
         x, y = x_of(point.x), y_of(point.y)
-        label_x, label_y, anchor, box = _spot(
-            x, y, 13 if point.winner else 9, len(point.name) * LETTER, taken
-        )
+        label_x, label_y, anchor, box = _spot(x, y, 13 if point.winner else 9, len(point.name) * LETTER, taken)
         taken.append(box)
         low = None if point.low is None else y_of(point.low)
         high = None if point.high is None else y_of(point.high)
@@ -244,9 +240,7 @@ def _place(points: Sequence[Point], x_of: _scale, y_of: _scale, lines: list[Box]
     return tuple(marks)
 
 
-def _spot(
-    x: float, y: float, gap: float, width: float, taken: Sequence[Box]
-) -> tuple[float, float, str, Box]:
+def _spot(x: float, y: float, gap: float, width: float, taken: Sequence[Box]) -> tuple[float, float, str, Box]:
     spots = [(side, drop) for drop in (0.0, -LINE, LINE, -2 * LINE, 2 * LINE) for side in (1, -1)]
     best = None
     for side, drop in spots:

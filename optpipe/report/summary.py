@@ -79,9 +79,7 @@ def _throughput(row: Row, base: Row | None) -> Tile | None:
     return _against("Output throughput", throughput(row), throughput(base) if base else None)
 
 
-def _against(
-    label: str, figure: Measured | None, base: Measured | None, whose: str = "the base"
-) -> Tile | None:
+def _against(label: str, figure: Measured | None, base: Measured | None, whose: str = "the base") -> Tile | None:
     """A figure, and how often it holds the base's; better or worse only where the interval leaves out 1."""
     if figure is None:
         return None
@@ -106,9 +104,7 @@ def _perplexity(row: Row) -> Tile | None:
     ends = change.ci95
     better = None if ends is None or ends[0] <= 0.0 <= ends[1] else change.value < 0.0
     many = row.evaluation is not None and len(row.evaluation.texts) > 1
-    return Tile(
-        "Perplexity" + (", worst text" if many else ""), figures.value(change, sign=True), detail, better
-    )
+    return Tile("Perplexity" + (", worst text" if many else ""), figures.value(change, sign=True), detail, better)
 
 
 def _agreement(row: Row) -> Tile | None:
@@ -116,9 +112,7 @@ def _agreement(row: Row) -> Tile | None:
     if text is None or row.is_base:
         return None
     figure = text.top1_agreement
-    detail = (
-        f"same first choice as the base on {text.text}, 95 % {figures.interval(figure)}, n={figure.n:,} units"
-    )
+    detail = f"same first choice as the base on {text.text}, 95 % {figures.interval(figure)}, n={figure.n:,} units"
     return Tile("Top-1 agreement", figures.value(figure), detail)
 
 

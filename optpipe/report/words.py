@@ -95,7 +95,5 @@ def _flat(versions: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Versions by toolchain, each as `toolchain: name`."""
     found = []
     for name, value in versions.items():
-        found += (
-            _flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else [(prefix + name, str(value))]
-        )
+        found += _flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else [(prefix + name, str(value))]
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.errors import InputError
 from optpipe.records import Candidate, Check, Estimated, Measured, Percentiles, Selection
 from optpipe.report import figures
 from optpipe.report.data import ReportData, layout, read, rows
@@ -148,9 +149,7 @@ def test_better_is_claimed_only_where_the_interval_says_so() -> None:
     assert tiles["Perplexity, worst text"].better is False
     data = report_data()
     wide = [
-        replace(
-            s, figures=replace(s.figures, output_tokens_per_s=Measured(80.0, (40.0, 120.0), 3, "tokens/s"))
-        )
+        replace(s, figures=replace(s.figures, output_tokens_per_s=Measured(80.0, (40.0, 120.0), 3, "tokens/s")))
         for s in data.servings
         if s.figures
     ]
@@ -167,9 +166,7 @@ def test_better_is_claimed_only_where_the_interval_says_so() -> None:
         ("base@vllm", ("passed", "failed"), "selected"),
     ],
 )
-def test_the_verdict_follows_from_the_candidates(
-    winner: str | None, statuses: tuple[str, str], verdict: str
-) -> None:
+def test_the_verdict_follows_from_the_candidates(winner: str | None, statuses: tuple[str, str], verdict: str) -> None:
     data = report_data()
     ranks = (data.selection or Selection(None, "", (), "")).ranks[:2]
     names = ("base@vllm", "int8@vllm")
@@ -194,15 +191,21 @@ def test_records_come_back_from_a_run_folder(tmp_path: Path) -> None:
     folder = tmp_path / (data.run or "")
     for name, record in layout(data).items():
         write_json(folder / name, record)
-    run = {
-        key: getattr(data, key)
-        for key in ("recipe", "hardware", "versions", "command", "failures", "seconds")
-    }
+    run = {key: getattr(data, key) for key in ("recipe", "hardware", "versions", "command", "failures", "seconds")}
     write_json(folder / "run.json", run)
     write_json(folder / "publish.json", {"published": data.published})
     again = read(folder)
     assert markdown(again) == markdown(data)
     assert {row.name: row.status for row in rows(again)} == {row.name: row.status for row in rows(data)}
+
+
+@pytest.mark.parametrize("files", [{}, {"run.json": {"recipe": {"name": "x"}}}])
+def test_a_folder_with_nothing_to_report_is_an_input_error(tmp_path: Path, files: dict[str, object]) -> None:
+    for name, content in files.items():
+        write_json(tmp_path / name, content)
+    with pytest.raises(InputError) as error:
+        read(tmp_path)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_a_run_that_ended_early_still_has_a_report() -> None:
@@ -213,9 +216,7 @@ def test_a_run_that_ended_early_still_has_a_report() -> None:
 # ---------------------------------------------------------------- pictures
 
 
-@pytest.mark.parametrize(
-    "values", [[114.0, 269.0], [0.0, 0.0], [5.0, 5.0], [-3.0, 2.0], [1e-4, 3e-4], [1e9, 3e9]]
-)
+@pytest.mark.parametrize("values", [[114.0, 269.0], [0.0, 0.0], [5.0, 5.0], [-3.0, 2.0], [1e-4, 3e-4], [1e9, 3e9]])
 def test_ticks_are_round_and_span_the_values(values: list[float]) -> None:
     found = ticks(values)
     assert found[0] <= min(values) and max(values) <= found[-1]

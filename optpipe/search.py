@@ -1,8 +1,13 @@
 """The tuner's search: default first, then what a Gaussian process expects to improve most; few trials, noisy.
 
-Pure but for `measure`, which runs one configuration under load. On 60 invented response surfaces (480
-cells, knees, interactions, 3 % noise; `benchmarks/tuner.py`) the mean share of the best cell's goodput was
-after 4 / 8 / 12 / 20 trials: SEARCH_TABLE
+Pure but for `measure`, which runs one configuration under load. On 60 invented response surfaces (576 cells,
+interacting knees, a corner out of memory, 3 % noise; `benchmarks/tuner.py`) what was kept had this mean share
+of the best cell's goodput; the default has 0.51, and 2 % of the cells are within 5 % of the best:
+
+    trials             4      8      12     20
+    Gaussian process   0.85   0.91   0.94   0.95
+    TPE (Optuna)       0.81   0.86   0.90   0.95
+    random             0.79   0.84   0.86   0.90
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ NORMS_OF_GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+DIGITS = 6
+"""A decimal that needs more digits was computed, not written by a person, and stays as it is."""
 BLOCK = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 
 
@@ -79,9 +81,7 @@ def hf_config(gguf: Gguf) -> Json:
 def _positive(gguf: Gguf, key: str) -> int:
     value = gguf.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(
-            f"{gguf.architecture}.{key} is {value!r}, expected a positive number", place=str(gguf.path)
-        )
+        raise InputError(f"{gguf.architecture}.{key} is {value!r}, expected a positive number", place=str(gguf.path))
     return value
 
 
@@ -102,17 +102,18 @@ def hf_name(name: str, *, gemma: bool = False) -> str:
 
 
 def shortest(value: Any) -> Any:
-    """The shortest decimal of a number that was stored as float32 (9.99e-06 -> 1e-05); others unchanged.
+    """The short decimal of a number that was stored as float32 (9.9999997e-06 -> 1e-05); others unchanged.
 
-    Writers of GGUF round the original configuration's numbers to float32; the decimal that a person
-    wrote is the shortest one with the same float32.
+    Writers of GGUF round the original configuration's numbers to float32; what a person wrote there has
+    a few digits and the same float32.
     """
     if not isinstance(value, float) or value != value or value in (float("inf"), float("-inf")):
         return value
     single = _single(value)
     if single != value:
         return value
-    return next(d for d in (float(f"{value:.{n}g}") for n in range(1, 18)) if _single(d) == single)
+    decimals = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))
+    return next((decimal for decimal in decimals if _single(decimal) == single), value)
 
 
 def _single(value: float) -> float | None:

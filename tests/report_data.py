@@ -155,9 +155,7 @@ def tuning() -> Tuning:
     default = {"max-model-len": 1024}
     trials = (
         Trial(0, default, "measured", "the default", around(2.52, 0.041, 10, "requests/s")),
-        Trial(
-            1, default | {"max-num-batched-tokens": 512}, "measured", "", around(2.31, 0.05, 10, "requests/s")
-        ),
+        Trial(1, default | {"max-num-batched-tokens": 512}, "measured", "", around(2.31, 0.05, 10, "requests/s")),
         Trial(
             2,
             default | {"max-num-seqs": 256},
@@ -168,9 +166,7 @@ def tuning() -> Tuning:
         Trial(3, default | {"max-num-seqs": 16}, "measured", "", around(2.83, 0.038, 10, "requests/s")),
     )
     best = trials[3]
-    return Tuning(
-        "sq-w8a8@vllm", "goodput", trials, 3, best.config, trials[0].goodput_per_s, best.goodput_per_s
-    )
+    return Tuning("sq-w8a8@vllm", "goodput", trials, 3, best.config, trials[0].goodput_per_s, best.goodput_per_s)
 
 
 def selection() -> Selection:
@@ -246,7 +242,11 @@ def report_data() -> ReportData:
         facts=facts(),
         plan=plan,
         hardware=HARDWARE,
-        versions={"optpipe": "0.0.test", "vllm": "0.32.0", "llmcompressor": "0.14.0.1", "torch": "2.13.0"},
+        versions={
+            "optpipe": "0.0.test",
+            "quantize": {"llmcompressor": "0.14.0.1", "torch": "2.13.0+cpu"},
+            "vllm-cpu": {"vllm": "0.32.0+cpu", "torch": "2.13.0+cpu"},
+        },
         command="optpipe build recipes/imaginary.yaml",
         checkpoints=tuple(checkpoint(name) for name in MODELS),
         evaluations=tuple(evaluation(name) for name in MODELS),
@@ -257,15 +257,11 @@ def report_data() -> ReportData:
             candidate="sq-w8a8@vllm",
             config=tuning().config,
             status="passed",
-            checks=(
-                Check("perplexity as served", "passed", "8.69 is within 0.1 % of the reference 8.69", 8.69),
-            ),
+            checks=(Check("perplexity as served", "passed", "8.69 is within 0.1 % of the reference 8.69", 8.69),),
             figures=figures("sq-w8a8", requests=60),
             perplexity=8.69,
         ),
-        published=(
-            Published("folder", "imaginary-135m", DIGEST, ("latest", "champion"), "artifacts/registry"),
-        ),
+        published=(Published("folder", "imaginary-135m", DIGEST, ("latest", "champion"), "artifacts/registry"),),
         failures={"fp8@vllm": "the engine was ready, then died under load: exit code 137"},
         seconds={"install": 41.0, "build": 1312.0},
         run="20261130T101500.000-imaginary-135m",

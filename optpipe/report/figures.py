@@ -80,6 +80,8 @@ def at(latency: Percentiles, percentile: str) -> str:
 
 def duration(seconds: float) -> str:
     """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 1:
+        return "under 1 s"
     whole_seconds = round(seconds)
     if whole_seconds < 60:
         return f"{number(seconds) if seconds < 10 else whole_seconds} s"

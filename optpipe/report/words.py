@@ -18,7 +18,7 @@ LATENCIES = (
 
 def plain(value: Any) -> str:
     """A setting as YAML would show it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def load_told(found: LoadFigures) -> str:
@@ -70,15 +70,22 @@ def machine(data: ReportData) -> list[tuple[str, str]]:
     if hardware.gpu:
         memory = figures.size(hardware.gpu_memory_bytes)
         told.append(("GPU", f"{hardware.gpus} × {hardware.gpu}, {memory}, driver {hardware.driver}"))
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(_flat(data.versions)))
-    return [*told, ("Versions", versions)]
+    return [*told, *versions(data)]
+
+
+def versions(data: ReportData) -> list[tuple[str, str]]:
+    """optpipe's own, then a line per toolchain."""
+    own = {name: version for name, version in data.versions.items() if not isinstance(version, dict)}
+    chains = {name: found for name, found in sorted(data.versions.items()) if isinstance(found, dict)}
+    lines = [("Versions", own), *((f"Toolchain {name}", found) for name, found in chains.items())]
+    return [(word, ", ".join(f"{name} {found[name]}" for name in sorted(found))) for word, found in lines]
 
 
 def setup(data: ReportData) -> list[tuple[str, str]]:
     """Model, hardware, versions, load, time, and where it went."""
     facts = data.facts
     return [
-        ("Base model", f"{facts.source} at {facts.revision}"),
+        ("Base model", f"{facts.source} at {facts.revision}" if facts.revision else facts.source),
         ("Architecture", f"{facts.architecture}, {facts.parameters / 1e6:,.0f} M parameters, {facts.dtype}"),
         *machine(data),
         ("Load", load(data).removeprefix("Load: ")),
@@ -89,11 +96,3 @@ def setup(data: ReportData) -> list[tuple[str, str]]:
             for found in data.published
         ),
     ]
-
-
-def _flat(versions: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Versions by toolchain, each as `toolchain: name`."""
-    found = []
-    for name, value in versions.items():
-        found += _flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else [(prefix + name, str(value))]
-    return found

@@ -43,9 +43,7 @@ def bf16(values: Array) -> Array:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
-def write_safetensors(
-    path: Path, tensors: Mapping[str, Array], codes: Mapping[str, str] | None = None
-) -> Path:
+def write_safetensors(path: Path, tensors: Mapping[str, Array], codes: Mapping[str, str] | None = None) -> Path:
     """Write arrays as safetensors; `codes` names the dtype of raw ones (uint16 is BF16 by default)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -106,8 +104,7 @@ def byte_letters() -> list[str]:
 def tokenizer_json(vocabulary: int) -> dict[str, Any]:
     """A byte-level BPE of `vocabulary` tokens: 3 special, 256 bytes, merges for the rest."""
     pairs = (
-        "Ġ t|h e|Ġ a|i n|r e|o n|Ġt he|e r|Ġ s|a t|Ġ w|Ġ o|e n|"
-        "Ġ c|i s|o r|Ġ in|e s|Ġ b|a n|e d|Ġ f|a l|Ġ p|o u|in g"
+        "Ġ t|h e|Ġ a|i n|r e|o n|Ġt he|e r|Ġ s|a t|Ġ w|Ġ o|e n|Ġ c|i s|o r|Ġ in|e s|Ġ b|a n|e d|Ġ f|a l|Ġ p|o u|in g"
     )
     merges = [tuple(pair.split(" ")) for pair in pairs.split("|")][: vocabulary - 259]
     tokens = [BOS, EOS, PAD, *byte_letters(), *(a + b for a, b in merges)]
@@ -161,7 +158,9 @@ class Weights:
         self.tensors: Tensors = {}
 
     def normal(self, name: str, *shape: int) -> None:
-        self.tensors[name] = bf16(self.random.normal(0, 0.05, shape).astype(np.float32))
+        """Layers outweigh the embeddings, or a tied model would repeat the token that it was given."""
+        table = any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+        self.tensors[name] = bf16(self.random.normal(0, 0.05 if table else 0.2, shape).astype(np.float32))
 
     def ones(self, name: str, *shape: int) -> None:
         self.tensors[name] = bf16(np.ones(shape, np.float32))
@@ -170,9 +169,7 @@ class Weights:
         self.tensors[name] = bf16(np.zeros(shape, np.float32))
 
 
-def tiny_llama(
-    folder: Path, layers: int = 2, hidden: int = 64, shards: int = 1, seed: int = 1, **config: Any
-) -> Path:
+def tiny_llama(folder: Path, layers: int = 2, hidden: int = 64, shards: int = 1, seed: int = 1, **config: Any) -> Path:
     """A Llama of about 0.1 M parameters; `config` overrides keys of config.json, shapes follow."""
     full = llama_config(layers, hidden) | config
     weights = Weights(seed)
@@ -292,9 +289,7 @@ def layer_norm(weights: Weights, name: str, size: int) -> None:
     weights.zeros(f"{name}.bias", size)
 
 
-def write_model(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Array], shards: int = 1
-) -> Path:
+def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Array], shards: int = 1) -> Path:
     """A whole model folder: configuration, generation configuration, weights, tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)

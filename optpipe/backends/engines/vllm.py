@@ -166,8 +166,8 @@ def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, 
         "max_num_batched_tokens": (256, 512, 1024, 2048, 4096)
         if not hardware.gpus
         else (1024, 2048, 4096, 8192, 16384, 32768),
-        "enable_prefix_caching": (True, False),
-        "enable_chunked_prefill": (True, False),
+        "enable_prefix_caching": (False,),
+        "enable_chunked_prefill": (False,),
     }
     if hardware.gpus:
         space["gpu_memory_utilization"] = (0.85, 0.9, 0.95)

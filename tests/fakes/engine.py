@@ -30,7 +30,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven clever foxes watch from under an old oak".split()
+TEXT = "the quick brown fox jumps over a lazy dog while seven clever foxes watch from under an old oak"
+WORDS = TEXT.split()
 
 
 class Engine(ThreadingHTTPServer):

@@ -18,6 +18,7 @@ from optpipe.errors import EnvironmentMissing, Interrupted
 from optpipe.records import Needs
 
 ROOT = Path(__file__).parents[2]
+ORDINARY = Needs()
 
 
 class Bench:
@@ -33,7 +34,7 @@ class Bench:
         self._go: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
 
-    def take(self, name: str, needs: Needs = Needs()) -> None:
+    def take(self, name: str, needs: Needs = ORDINARY) -> None:
         go = self._go[name] = threading.Event()
 
         def work() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, home: None) -> "object":
+def nothing_is_left(tmp_path: Path, home: None) -> Iterator[None]:
     yield
     assert list(live_folder().glob("*.json")) == []
     words = str(tmp_path)
@@ -174,7 +175,7 @@ def test_an_engine_that_dies_under_load_is_named_and_the_search_goes_on(tmp_path
     ex = executor(tmp_path, heard=heard)
     with ex.session(counting(tmp_path, **{"die-after": 3})) as session:
         for one in jobs:
-            with pytest.raises(BackendFailed, match="fake died: .*signal 9") as raised:
+            with pytest.raises(BackendFailed, match=r"fake died: .*signal 9") as raised:
                 session.run(one)
             assert raised.value.transient and "out of luck" in raised.value.message
     assert len(starts(tmp_path)) == 1, "a lost engine is not started again for the next job"

@@ -109,13 +109,25 @@ def test_the_memory_limit_ends_it_and_says_peak_and_limit(start: Start) -> None:
 
 def test_memory_of_children_counts(start: Start) -> None:
     child = "import time; x = b'x' * (150 << 20); time.sleep(60)"
-    program = f"import subprocess, sys\nfor p in [subprocess.Popen([sys.executable, '-c', {child!r}]) for _ in 'ab']: p.wait()"
+    program = f"""
+import subprocess, sys
+for child in [subprocess.Popen([sys.executable, "-c", {child!r}]) for _ in "ab"]:
+    child.wait()
+"""
     ended = finish(start(program, memory_bytes=250 << 20))
     assert ended.why == "memory"
 
 
 def test_memory_that_processes_share_counts_once(start: Start) -> None:
-    program = "import os, time\nx = b'x' * (150 << 20)\nfor _ in 'abc':\n  if os.fork() == 0: time.sleep(1.5); os._exit(0)\ntime.sleep(2)"
+    program = """
+import os, time
+x = b"x" * (150 << 20)
+for _ in "abc":
+    if os.fork() == 0:
+        time.sleep(1.5)
+        os._exit(0)
+time.sleep(2)
+"""
     ended = finish(start(program, memory_bytes=400 << 20))
     assert ended.why == "exited", ended.reason()
 
@@ -205,7 +217,8 @@ import os, sys
 from pathlib import Path
 from optpipe.supervised import Command, Supervised
 here = Path({str(tmp_path)!r})
-one = Supervised(Command("left over", (sys.executable, "-c", {program!r}), dict(os.environ), here, here / "log", here / "s", 600.0))
+argv = (sys.executable, "-c", {program!r})
+one = Supervised(Command("left over", argv, dict(os.environ), here, here / "log", here / "s", 600.0))
 print(one.pid, flush=True)
 one.wait()
 """

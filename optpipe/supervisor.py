@@ -88,11 +88,13 @@ class Supervisor:
         self.kernel_kills = kernel_kills()
         self.code: int | None = None
         self.pid = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, pipe: int, wake: int) -> Ended:
         self.live.write()
         try:
-            self.pid = self._start()
+            self._process = self._start()  # kept: a Popen that is collected reaps its process unseen
+            self.pid = self._process.pid
         except OSError as error:
             return self._ended("not started", [], detail=f"{self.command.argv[0]}: {error.strerror}")
         why = self._until(pipe, wake)
@@ -102,7 +104,7 @@ class Supervisor:
             why = "signalled"
         return self._ended(why, left)
 
-    def _start(self) -> int:
+    def _start(self) -> subprocess.Popen[bytes]:
         self.live.scratch.mkdir(mode=0o700, exist_ok=True)
         env = {**self.command.env, MARK: self.live.id, "TMPDIR": str(self.live.scratch)}
         with self.command.log.open("ab") as log:
@@ -118,7 +120,7 @@ class Supervisor:
             )
         with contextlib.suppress(OSError):  # the kernel, short of memory, takes the job, not the build
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
-        return process.pid
+        return process
 
     def _until(self, pipe: int, wake: int) -> Why:
         """Watch until something says that it is over; what that was."""

@@ -37,11 +37,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
     def begin(program: str, **more: object) -> Supervised:
-        argv = (sys.executable, "-c", program)
-        settings = {"timeout_s": 60.0, "grace_s": 0.5, **more}
-        command = Command(
-            "a test", argv, dict(os.environ), tmp_path, tmp_path / "log", tmp_path / "status.json", **settings
-        )
+        settings = {"argv": (sys.executable, "-c", program), "timeout_s": 60.0, "grace_s": 0.5, **more}
+        files = {"cwd": tmp_path, "log": tmp_path / "log", "status": tmp_path / "status.json"}
+        command = Command(title="a test", env=dict(os.environ), **files, **settings)
         started.append(Supervised(command))
         return started[-1]
 
@@ -70,6 +68,12 @@ def test_exit_code_output_and_memory_are_known(start: Start, tmp_path: Path) -> 
     assert (ended.why, ended.exit_code, ended.signal, ended.ok) == ("exited", 3, None, False)
     assert ended.peak_memory_bytes > 64 << 20
     assert set((tmp_path / "log").read_text().split()) == {"out", "err"}
+
+
+def test_a_command_that_ends_at_once_is_not_missed(start: Start) -> None:
+    for code in range(5):
+        ended = finish(start("", argv=("/bin/sh", "-c", f"exit {code}")), 10)
+        assert (ended.why, ended.exit_code) == ("exited", code)
 
 
 def test_a_crash_is_named_by_its_signal(start: Start) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from types import TracebackType
+
+ISSUES = "https://github.com/optpipe/optpipe/issues"
 
 
 def main() -> None:
     """The `optpipe` command."""
+    sys.excepthook = bug
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; its exit code. A user's or a backend's mistake is a message, never a traceback."""
-    import click
+    import typer
 
     from optpipe.cli.app import app
     from optpipe.errors import OptpipeError
@@ -27,11 +31,22 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except click.exceptions.Abort:
+    except typer.TyperException as error:
+        return misused(error)
+    except typer.Abort:
         return told("interrupted", 130)
+
+
+def misused(error: Exception) -> int:
+    """A command line that cannot be read: what is wrong with it and where help is; exit 2."""
+    from optpipe.console import say
+
+    text = getattr(error, "format_message", error.__str__)()
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
+        say(text)
+        return 2
+    context = getattr(error, "ctx", None)
+    return told(f"{text}\nhint: `{context.command_path if context else 'optpipe'} --help` shows what it takes", 2)
 
 
 def told(message: str, code: int) -> int:
@@ -39,3 +54,14 @@ def told(message: str, code: int) -> int:
 
     say(message if code == 130 else f"error: {message}")
     return code
+
+
+def bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What none of the errors above is: a fault of optpipe, told with all that mends it; Python exits 1."""
+    from optpipe import __version__
+
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.write(
+        f"error: this is a bug of optpipe {__version__}, not of your recipe\n"
+        f"hint: report it with the lines above: {ISSUES}\n"
+    )

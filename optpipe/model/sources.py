@@ -182,7 +182,7 @@ def _parse_hub(rest: str, place: str) -> Hub:
         raise InputError(
             f"'hf:{rest}' names no revision, so it would change under you",
             place=place,
-            hint=f"pin it: hf:{rest}@<commit> (`git ls-remote https://huggingface.co/{rest} HEAD` shows it)",
+            hint=f"pin it: hf:{rest}@<commit> (the list of commits on the model's page shows it)",
         )
     raise InputError(f"'hf:{rest}' is not hf:owner/name@revision", place=place,
                      hint="e.g. hf:HuggingFaceTB/SmolLM2-135M-Instruct@<commit>")  # fmt: skip

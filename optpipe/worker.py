@@ -104,4 +104,7 @@ def write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    # bodies import this module by its name: run that one, or their Failure would be another class
+    from optpipe.worker import main as run
+
+    sys.exit(run(Path(sys.argv[1])))

@@ -8,6 +8,8 @@ The rows do not depend on the SLO, so another SLO needs no new measurement. What
 - its time to first token is that of the first chunk with text, so an empty first delta does not count, but
   neither would a special token: `skip_special_tokens: false` gives those a text. An answer without any text
   (a random model that writes half characters) is an error to it, so it is a failed request here;
+- at a concurrency alone its timing process polls for a free slot without a pause and takes a whole core, the
+  engine's on a small machine; with a constant rate on top it looks that often and sleeps in between;
 - it refuses a tokenizer folder under HF_HUB_OFFLINE.
 """
 
@@ -29,9 +31,11 @@ from optpipe.backends.loads import prometheus
 from optpipe.records import Json, from_json
 from optpipe.worker import Failure, Work
 
-REVISION = 1
+REVISION = 2
 
 POLL_S = 0.5
+TICKS_PER_S = 500
+"""How often a steady load looks for a free slot: at most 2 ms late, at most so many requests a second."""
 GRACE_S = 60.0
 """For AIPerf's own start, beyond the time that one request may take."""
 PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -165,7 +169,7 @@ def argv(load: Load, *, url: str, model: str, tokenizer: Path, seed: int, folder
         "--stats-interval": 0,
     }
     if load.concurrency is not None:
-        flags["--concurrency"] = load.concurrency
+        flags |= {"--concurrency": load.concurrency, "--request-rate": TICKS_PER_S, "--arrival-pattern": "constant"}
     else:
         flags |= {"--request-rate": load.request_rate, "--arrival-pattern": "poisson"}
     if load.warmup_requests:

@@ -47,7 +47,7 @@ class Scorer:
         if not is_base:
             inputs["base"] = self.score(self.base, texts, first, rows).files
         options = {"dtype": "bfloat16", "keep_logits": is_base}
-        needs = Needs(cpus=self.recipe.threads, memory_bytes=3 * model.bytes + (2 << 30))
+        needs = Needs(cpus=self.recipe.threads, gpus=min(1, self.run.hardware.gpus), memory_bytes=3 * model.bytes + (2 << 30))
         title = f"{model.name}: score {' and '.join(texts)}"
         return self.run.executor.run(
             Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)

@@ -25,7 +25,8 @@ def quantize(
     if candidate.scheme is None:
         return base
     scheme = candidate.scheme
-    inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads)
+    gpus = min(1, run.hardware.gpus)
+    inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads, gpus=gpus)
     if recipe.checkpoints[candidate.checkpoint].needs_calibration:
         assert calibration is not None and recipe.calibration is not None, (
             "the recipe's validation asks for it"
@@ -33,7 +34,7 @@ def quantize(
         inputs["tokens"] = calibration_tokens(run, recipe, base, calibration)
         rows = recipe.calibration
         memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)
-        needs = Needs(cpus=recipe.threads, memory_bytes=int(memory.value))
+        needs = Needs(cpus=recipe.threads, gpus=gpus, memory_bytes=int(memory.value))
     title = f"{candidate.checkpoint}: quantize"
     done = run.executor.run(
         Job(

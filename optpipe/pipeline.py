@@ -1,7 +1,7 @@
 """The straight line, one call per stage:
 
 inspect -> plan -> resolve -> quantize -> compile -> evaluate -> benchmark -> tune -> select -> confirm
--> package -> publish
+-> package -> publish (the champion's alias moves only past `challenge`)
 
 Checkpoints are made and judged side by side; engines run one after another, for nothing may run beside
 a measurement. What a backend cannot do ends one candidate, not the build.
@@ -15,13 +15,14 @@ from optpipe.recipe.schema import Recipe
 from optpipe.records import CandidatePlan, Selection
 from optpipe.run import Run
 from optpipe.stages.benchmark import benchmark
+from optpipe.stages.challenge import challenge
 from optpipe.stages.compile import compile_
 from optpipe.stages.confirm import confirm
 from optpipe.stages.evaluate import Scorer, on_checkpoint, on_engine, shipping_checks
 from optpipe.stages.inspect import inspect
 from optpipe.stages.package import package
 from optpipe.stages.plan import plan as plan_
-from optpipe.stages.publish import Challenge, publish
+from optpipe.stages.publish import publish
 from optpipe.stages.quantize import quantize
 from optpipe.stages.resolve import resolve
 from optpipe.stages.select import select
@@ -63,9 +64,9 @@ def build(run: Run, recipe: Recipe) -> Outcome:
             out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
             break
         winner.unconfirmed(out.confirmation)
-    if out.bundle:
-        evidence = Challenge(None, False, run.folder.ident)
-        out.published = [publish(out.bundle, to, run.folder.registry, evidence) for to in recipe.publish]
+    for registry in recipe.publish if out.bundle else ():
+        against = challenge(run, recipe, scorer, out, registry)
+        out.published.append(publish(out.bundle, registry, run.folder.registry, against))
     return out
 
 

@@ -436,6 +436,18 @@ class Bundle:
 
 
 @dataclass(frozen=True)
+class Challenge:
+    """How a new version did against the one that the alias meant when they were compared."""
+
+    champion: str | None
+    """Digest of the version it was compared with; None: there was none."""
+    passed: bool
+    evidence: str
+    """The run whose records say so."""
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
 class Published:
     """Where a version went and which aliases moved."""
 

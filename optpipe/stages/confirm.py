@@ -48,9 +48,7 @@ def confirm(
             jobs = [answers.key, agreement.key]
             if judge.combine(checks) == "passed":
                 seed = recipe.seed + SEED_STEP
-                job = serving.load_job(
-                    recipe, base, f"{entry.name}: confirming load", recipe.load.requests, seed
-                )
+                job = serving.load_job(recipe, base, f"{entry.name}: confirming load", recipe.load.requests, seed)
                 loaded = serving.measure(recipe, engine, job)
                 figures = loaded.figures
                 checks += judge.load_checks(figures, limits)

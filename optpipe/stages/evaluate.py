@@ -47,7 +47,9 @@ class Scorer:
         if not is_base:
             inputs["base"] = self.score(self.base, texts, first, rows).files
         options = {"dtype": "bfloat16", "keep_logits": is_base}
-        needs = Needs(cpus=self.recipe.threads, gpus=min(1, self.run.hardware.gpus), memory_bytes=3 * model.bytes + (2 << 30))
+        needs = Needs(
+            cpus=self.recipe.threads, gpus=min(1, self.run.hardware.gpus), memory_bytes=3 * model.bytes + (2 << 30)
+        )
         title = f"{model.name}: score {' and '.join(texts)}"
         return self.run.executor.run(
             Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)
@@ -95,9 +97,7 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
     )
     name = planned.candidate.name
     if judge.combine(checks) != "passed":
-        return recorded(
-            scorer.run, Evaluation(name, checkpoint.model_digest, judge.combine(checks), checks, ())
-        )
+        return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, judge.combine(checks), checks, ()))
     tallies = {text: Tally() for text in sorted(scorer.texts)}
     jobs: list[str] = []
     looks = scorer.rounds()
@@ -109,9 +109,7 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         mine = scorer.score(checkpoint, undecided, first, rows)
         for number, text in enumerate(undecided):
             part = slice(number * rows, (number + 1) * rows)
-            tallies[text].add(
-                text, base.record["units"][part], mine.record["units"][part], limits, len(looks)
-            )
+            tallies[text].add(text, base.record["units"][part], mine.record["units"][part], limits, len(looks))
         jobs += [base.key, mine.key]
     every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
     texts = tuple(tally.figures for tally in tallies.values() if tally.figures)

@@ -47,12 +47,8 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         feasible=tuple(feasible),
         refused=tuple(refused),
         seconds=seconds,
-        disk_bytes=Estimated(
-            disk, "bytes", "checkpoints, their copies in bundle and registry, the base's logits"
-        ),
-        downloads_bytes=Estimated(
-            facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"
-        ),
+        disk_bytes=Estimated(disk, "bytes", "checkpoints, their copies in bundle and registry, the base's logits"),
+        downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
         warnings=facts.notes,
     )
 
@@ -63,9 +59,7 @@ def expand(recipe: Recipe) -> Iterator[Candidate]:
         yield Candidate(f"base@{target}", "base", target, None, to_json(engine))
     for name, scheme in recipe.checkpoints.items():
         for target, engine in recipe.targets.items():
-            yield Candidate(
-                f"{name}@{target}", name, target, to_json(dataclasses.asdict(scheme)), to_json(engine)
-            )
+            yield Candidate(f"{name}@{target}", name, target, to_json(dataclasses.asdict(scheme)), to_json(engine))
 
 
 def estimate(
@@ -91,24 +85,18 @@ def estimate(
     )
 
 
-def candidate_seconds(
-    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate
-) -> Estimated:
+def candidate_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Estimated:
     """Quantize, score and one engine session, from floating point operations and this machine's peak."""
     rate = sustained(hardware, recipe.threads)
     scored = len(recipe.texts) * recipe.scoring.units * recipe.scoring.unit_tokens
     work = 2.0 * facts.parameters * scored
     if candidate.scheme is not None and recipe.calibration is not None:
         calibrated = recipe.calibration.samples * recipe.calibration.sequence_length
-        per_weight = (
-            CALIBRATED_FLOPS_PER_WEIGHT if candidate.scheme["method"] in ("gptq", "awq", "smoothquant") else 0
-        )
+        per_weight = CALIBRATED_FLOPS_PER_WEIGHT if candidate.scheme["method"] in ("gptq", "awq", "smoothquant") else 0
         work += per_weight * facts.parameters * calibrated
     served = recipe.load.requests * (recipe.load.input_tokens + recipe.load.output_tokens)
     seconds = work / rate + START_S + 2.0 * facts.parameters * served / rate
-    return Estimated(
-        seconds, "s", f"operations at {rate / 1e9:.0f} GFLOPS, and {START_S:.0f} s to start the engine"
-    )
+    return Estimated(seconds, "s", f"operations at {rate / 1e9:.0f} GFLOPS, and {START_S:.0f} s to start the engine")
 
 
 def sustained(hardware: Hardware, threads: int) -> float:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.backends.registries import Folder, Registry, Version, connect
 from optpipe.backends.registries.references import CHAMPION, LATEST
 from optpipe.errors import PublishFailed
-from optpipe.records import Bundle, Published
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """How the new version did against the one that the alias meant when they were compared."""
-
-    champion: str | None
-    """Digest of the version it was compared with; None: there was none."""
-    passed: bool
-    evidence: str
-    """The record that says so, e.g. `10-confirm.json` of a run."""
+from optpipe.records import Bundle, Challenge, Published
 
 
 def publish(bundle: Bundle, settings: Folder, default: Path, challenge: Challenge) -> Published:

@@ -28,9 +28,7 @@ def quantize(
     gpus = min(1, run.hardware.gpus)
     inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads, gpus=gpus)
     if recipe.checkpoints[candidate.checkpoint].needs_calibration:
-        assert calibration is not None and recipe.calibration is not None, (
-            "the recipe's validation asks for it"
-        )
+        assert calibration is not None and recipe.calibration is not None, "the recipe's validation asks for it"
         inputs["tokens"] = calibration_tokens(run, recipe, base, calibration)
         rows = recipe.calibration
         memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)

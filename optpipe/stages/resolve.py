@@ -34,9 +34,7 @@ def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> tuple[Checkpoint, Te
 
 def resolve_base(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     source = sources.parse(recipe.model.source, run.recipe_folder)
-    fetched = sources.fetch(
-        source, optpipe_home(), run.talk.say, trust_remote_code=recipe.model.trust_remote_code
-    )
+    fetched = sources.fetch(source, optpipe_home(), run.talk.say, trust_remote_code=recipe.model.trust_remote_code)
     path, digest, job, seconds, peak = fetched.path, fetched.digest, None, 0.0, 0
     if fetched.gguf:
         done = run.executor.run(

@@ -51,9 +51,7 @@ def select(
     ]
     ranked = [c for c in field if c.status == "passed"]
     if not ranked:
-        ranks = tuple(
-            rank(c, None, objective, False) for c in sorted(field, key=lambda c: place(c, objective))
-        )
+        ranks = tuple(rank(c, None, objective, False) for c in sorted(field, key=lambda c: place(c, objective)))
         return Selection(None, objective, ranks, nobody(field))
     best = min(ranked, key=lambda c: place(c, objective))
     tied = [c for c in ranked if c is best or is_tie(c, best)]
@@ -94,9 +92,7 @@ def standing(evaluation: Evaluation, serving: Serving | None) -> tuple[Status, t
     return "passed", ()
 
 
-def serving_figures(
-    serving: Serving | None, tuning: Tuning | None
-) -> tuple[Measured | None, Measured | None, Json]:
+def serving_figures(serving: Serving | None, tuning: Tuning | None) -> tuple[Measured | None, Measured | None, Json]:
     """(goodput, output tokens per second, configuration) of what would ship."""
     if tuning is not None and tuning.tuned_goodput is not None:
         trial = next((t for t in tuning.trials if t.number == tuning.best), None)
@@ -191,9 +187,7 @@ def behind(c: Contender, winner: Contender, objective: str) -> str:
     return f"{tie}; a tie goes to the incumbent, then to fewer bytes ({sizes}), then to the name"
 
 
-def why(
-    winner: Contender, best: Contender, tied: Sequence[Contender], incumbent: str | None, objective: str
-) -> str:
+def why(winner: Contender, best: Contender, tied: Sequence[Contender], incumbent: str | None, objective: str) -> str:
     """One sentence for the winner; says so if the base wins and if nobody serves inside the SLO."""
     assert winner.objective is not None
     figure = f"{objective} {winner.objective.value:,.4g} {winner.objective.unit}"

@@ -44,9 +44,7 @@ def trial(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, settings: Js
     requests = recipe.tune.requests or recipe.load.requests
     try:
         with serving.session(run, recipe, entry, settings) as engine:
-            loaded = serving.measure(
-                recipe, engine, serving.load_job(recipe, base, title, requests, recipe.seed)
-            )
+            loaded = serving.measure(recipe, engine, serving.load_job(recipe, base, title, requests, recipe.seed))
     except BackendFailed as error:
         run.talk.say(f"{title}: infeasible: {error.message}")
         return Trial(0, settings, "infeasible", error.message, None)

@@ -101,6 +101,11 @@ class Outcome:
         )
         return next((base.evaluation for base in bases), None)
 
+    @property
+    def packaged(self) -> Bundle:
+        assert self.bundle is not None, "only what was packaged is published"
+        return self.bundle
+
     def leading(self, selection: Selection, count: int) -> list[Entry]:
         """The first `count` candidates of a selection that passed."""
         return [self.named(rank.candidate) for rank in selection.ranks if rank.status == "passed"][:count]

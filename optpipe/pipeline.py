@@ -66,7 +66,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
         winner.unconfirmed(out.confirmation)
     for registry in recipe.publish if out.bundle else ():
         against = challenge(run, recipe, scorer, out, registry)
-        out.published.append(publish(out.bundle, registry, run.folder.registry, against))
+        out.published.append(publish(out.packaged, registry, run.folder.registry, against))
     return out
 
 

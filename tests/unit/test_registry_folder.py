@@ -13,8 +13,7 @@ import pytest
 from optpipe import bundle as bundles
 from optpipe.backends.registries import Folder, FolderRegistry, connect
 from optpipe.errors import InputError, OptpipeError, PublishFailed
-from optpipe.records import Bundle
-from optpipe.records import Challenge
+from optpipe.records import Bundle, Challenge
 from optpipe.stages.publish import publish
 
 NOBODY = Challenge(None, passed=False, evidence="test")
@@ -300,8 +299,8 @@ def test_a_killed_publish_leaves_no_half_version_and_goes_on(registry: FolderReg
     manifest = bundles.write_manifest(folder)
     code = (
         "import sys; from pathlib import Path; from optpipe.records import Bundle;"
-        "from optpipe.backends.registries import Folder; from optpipe.records import Challenge
-from optpipe.stages.publish import publish;"
+        "from optpipe.backends.registries import Folder; from optpipe.records import Challenge;"
+        "from optpipe.stages.publish import publish;"
         "print('ready', flush=True);"
         "publish(Bundle('tiny', Path(sys.argv[1]), sys.argv[2], '', 0), Folder(), Path(sys.argv[3]),"
         " Challenge(None, False, 'test'))"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode
 
-from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
+from optpipe.errors import InputProblems, OptpipeError
+from optpipe.recipe.tree import compose, construct, merge, override
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from optpipe.recipe.schema import Recipe
-
-MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -25,251 +24,58 @@ class Loaded:
 
     recipe: Recipe
     path: Path
-    tree: Node
+    tree: MappingNode
 
-    def place(self, *keys: str | int) -> str:
-        """`file:line:column: a.b.c` of a key, as far as the file has it."""
-        return place_of(self.tree, keys)
+    @contextmanager
+    def places(self) -> Iterator[None]:
+        """Errors from within that name a key (`texts.wiki.source`) get its file:line:column."""
+        with errors_in(self.tree):
+            yield
 
 
-def load(path: Path, overrides: tuple[str, ...] = ()) -> Loaded:
-    """Read, compose and validate a recipe; `overrides` are `dotted.key=yaml value`."""
+def load(path: Path, overrides: tuple[str, ...] = (), *, sources: bool = True) -> Loaded:
+    """Read, compose and check a recipe; `overrides` are `dotted.key=yaml value`.
+
+    Raises InputProblems with all that is wrong; `sources=False` leaves unasked whether its files are there.
+    """
     from pydantic import ValidationError
 
+    from optpipe.recipe.check import source_problems, value_problems
+    from optpipe.recipe.places import problem_of
     from optpipe.recipe.schema import Recipe
 
-    tree = compose(path, ())
-    for override in overrides:
-        tree = merge(tree, override_node(override))
-    try:
-        return Loaded(Recipe.model_validate(construct(tree)), path, tree)
+    tree = compose(path)
+    for text in overrides:
+        tree = merge(tree, override(text))
+    try:  # as JSON: in strict mode that takes lists for tuples, and nothing else for something else
+        recipe = Recipe.model_validate_json(json.dumps(construct(tree)), strict=True)
     except ValidationError as error:
         raise InputProblems(tuple(problem_of(tree, e) for e in error.errors())) from None
+    problems = list(value_problems(recipe))
+    problems += source_problems(recipe, path.parent) if sources else []
+    if problems:
+        with errors_in(tree):
+            raise InputProblems(tuple(problems))
+    return Loaded(recipe, path, tree)
 
 
-def compose(path: Path, seen: tuple[Path, ...]) -> Node:
-    """The node tree of a file with what it `extends` merged under it."""
-    if path.resolve() in seen:
-        raise InputError(
-            f"{path} extends itself", place=str(seen[-1]), hint="remove the circle of `extends:`"
-        )
-    tree = read_tree(path)
-    parent = next((v for k, v in tree.value if k.value == "extends"), None)
-    if parent is None:
-        return tree
-    if not isinstance(parent, ScalarNode):
-        raise InputError("extends: a path is expected", place=place_of(tree, ("extends",)))
-    base = compose(path.parent / str(parent.value), (*seen, path.resolve()))
-    return merge(base, tree)
-
-
-def read_tree(path: Path) -> MappingNode:
+@contextmanager
+def errors_in(tree: MappingNode) -> Iterator[None]:
+    """Give errors that name a key of the recipe its place in the file."""
     try:
-        size = path.stat().st_size
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"no such recipe: {path}", hint=near_files(path)) from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder", hint="name the recipe's YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot be read: {error}", place=str(path), hint="a recipe is YAML in UTF-8"
-        ) from None
-    if size > MAX_BYTES:
-        raise InputError(f"{size} bytes is no recipe", place=str(path), hint="a recipe is a short YAML file")
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise InputError(
-            yaml_message(error), place=yaml_place(path, error), hint="mend the YAML there"
-        ) from None
-    if not isinstance(tree, MappingNode):
-        found = "nothing" if tree is None else f"a {kind_of(tree)}"
-        raise InputError(
-            f"a mapping of keys is expected, {found} found",
-            place=f"{path}:1:1",
-            hint="`optpipe init` writes a recipe to start from",
-        )
-    name_marks(tree, str(path))
-    check_keys(tree, ())
-    return tree
+        yield
+    except InputProblems as error:
+        found = (replace(problem, place=placed(tree, problem.place)) for problem in error.problems)
+        raise InputProblems(tuple(found)) from None
+    except OptpipeError as error:
+        error.place = placed(tree, error.place) if error.place else error.place
+        raise
 
 
-def near_files(path: Path) -> str:
-    names = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    return did_you_mean(str(path), names) if names else "`optpipe init` writes a recipe to start from"
+def placed(tree: MappingNode, place: str) -> str:
+    """A dotted path of the recipe with its file, line and column; any other place as it is."""
+    from optpipe.recipe.places import dotted_place
+    from optpipe.recipe.schema import Recipe
 
-
-def yaml_message(error: yaml.YAMLError) -> str:
-    problem = getattr(error, "problem", None) or "not YAML"
-    context = getattr(error, "context", None)
-    return f"{problem} ({context})" if context else str(problem)
-
-
-def yaml_place(path: Path, error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-
-
-def name_marks(node: Node, name: str) -> None:
-    """Marks of a tree share nothing that names the file: put it there, for composed trees."""
-    node.start_mark.name = name
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            name_marks(key, name)
-            name_marks(value, name)
-    elif isinstance(node, SequenceNode):
-        for item in node.value:
-            name_marks(item, name)
-
-
-def check_keys(node: Node, path: tuple[str | int, ...]) -> None:
-    """Keys are plain and stand once: YAML itself would let the last of two win in silence."""
-    if isinstance(node, SequenceNode):
-        for index, item in enumerate(node.value):
-            check_keys(item, (*path, index))
-    if not isinstance(node, MappingNode):
-        return
-    seen: dict[str, Node] = {}
-    for key, value in node.value:
-        if not isinstance(key, ScalarNode) or key.value == "<<":
-            raise InputError(
-                f"{key.value!r} cannot be a key", place=mark_of(key), hint="use `extends:` to compose"
-            )
-        if key.value in seen:
-            first = seen[key.value].start_mark.line + 1
-            raise InputError(
-                f"{key.value}: stands twice", place=mark_of(key), hint=f"the first is in line {first}"
-            )
-        seen[key.value] = key
-        check_keys(value, (*path, key.value))
-
-
-def kind_of(node: Node) -> str:
-    if isinstance(node, MappingNode):
-        return "mapping"
-    return "list" if isinstance(node, SequenceNode) else "single value"
-
-
-def mark_of(node: Node) -> str:
-    return f"{node.start_mark.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-
-
-def merge(base: Node, over: Node) -> Node:
-    """Mappings merge key by key, anything else is replaced; `null` removes a key."""
-    if not (isinstance(base, MappingNode) and isinstance(over, MappingNode)):
-        return over
-    pairs = {key.value: (key, value) for key, value in base.value}
-    for key, value in over.value:
-        if isinstance(value, ScalarNode) and value.tag == "tag:yaml.org,2002:null":
-            pairs.pop(key.value, None)
-        elif key.value in pairs:
-            pairs[key.value] = (key, merge(pairs[key.value][1], value))
-        else:
-            pairs[key.value] = (key, value)
-    return MappingNode(over.tag, list(pairs.values()), over.start_mark, over.end_mark)
-
-
-def override_node(text: str) -> Node:
-    """`tune.trials=2` as the mapping {tune: {trials: 2}}."""
-    dotted, equals, value = text.partition("=")
-    if not equals or not dotted:
-        raise InputError(f"--set {text!r}: key=value is expected", hint="for example --set tune.trials=2")
-    node = yaml.compose(value, Loader=yaml.SafeLoader)
-    if node is None:
-        raise InputError(f"--set {text!r}: there is no value", hint="for example --set tune.trials=2")
-    name_marks(node, f"--set {dotted}")
-    for key in reversed(dotted.split(".")):
-        scalar = ScalarNode("tag:yaml.org,2002:str", key, node.start_mark, node.end_mark)
-        node = MappingNode("tag:yaml.org,2002:map", [(scalar, node)], node.start_mark, node.end_mark)
-    return node
-
-
-def construct(tree: Node) -> Any:
-    """Plain data of a tree: only what YAML's safe schema knows."""
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_document(tree)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError(
-            yaml_message(error),
-            place=mark and f"{mark.name}:{mark.line + 1}:{mark.column + 1}",
-            hint="plain YAML values only",
-        ) from None
-    finally:
-        loader.dispose()
-
-
-# ---------------------------------------------------------------- places of errors
-
-
-def walk(tree: Node, keys: tuple[str | int, ...]) -> tuple[Node, Node, tuple[str, ...]]:
-    """(key node, value node, path) as deep as the tree follows `keys`; union tags in a loc are passed over."""
-    key_node, node, path = tree, tree, []
-    for key in keys:
-        if isinstance(node, MappingNode):
-            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
-            if pair is None:
-                continue
-            key_node, node = pair
-        elif isinstance(node, SequenceNode) and isinstance(key, int) and key < len(node.value):
-            key_node = node = node.value[key]
-        else:
-            continue
-        path.append(str(key))
-    return key_node, node, tuple(path)
-
-
-def place_of(tree: Node, keys: tuple[str | int, ...]) -> str:
-    key_node, _, path = walk(tree, keys)
-    return f"{mark_of(key_node)}: {'.'.join(path)}" if path else mark_of(key_node)
-
-
-def problem_of(tree: Node, error: ErrorDetails) -> Problem:
-    """pydantic's error with the place of its key and a hint."""
-    loc = error["loc"]
-    key_node, value_node, path = walk(tree, loc)
-    value = value_node if isinstance(value_node, ScalarNode) else None
-    kind = error["type"]
-    name = ".".join(path) or "recipe"
-    place = f"{mark_of(value if value is not None and kind != 'extra_forbidden' else key_node)}: {name}"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Problem(place, "no such key", did_you_mean(str(loc[-1]), known_keys(loc)))
-    if kind in ("missing", "missing_argument"):
-        return Problem(place, f"the key {loc[-1]!r} is missing", f"add `{loc[-1]}:`")
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return tag_problem(place, error)
-    message = error["msg"].removeprefix("Value error, ")
-    shown = f"{value.value!r}: " if value is not None else ""
-    return Problem(place, f"{shown}{message[:1].lower()}{message[1:]}", hint_of(error))
-
-
-def tag_problem(place: str, error: ErrorDetails) -> Problem:
-    context = error.get("ctx", {})
-    field = str(context.get("discriminator", "")).strip("'")
-    known = [k.strip().strip("'") for k in str(context.get("expected_tags", "")).split(",") if k.strip()]
-    if "tag" not in context:
-        return Problem(
-            place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}" if known else None
-        )
-    return Problem(
-        place, f"{field}: {context['tag']!r} is not known", did_you_mean(str(context["tag"]), known)
-    )
-
-
-def hint_of(error: ErrorDetails) -> str | None:
-    context = error.get("ctx", {})
-    if error["type"] == "literal_error":
-        known = [w.strip().strip("'") for w in str(context["expected"]).replace(" or ", ", ").split(",")]
-        return did_you_mean(str(error["input"]), known)
-    if error["type"] == "string_pattern_mismatch":
-        return "lower-case letters, digits, dot, dash and underscore"
-    return None
-
-
-def known_keys(loc: tuple[str | int, ...]) -> list[str]:
-    """The keys that are known where `loc` points, from the schema."""
-    from optpipe.recipe.reference import keys_at
-
-    return keys_at(loc[:-1])
+    known = place.partition(".")[0] in Recipe.model_fields
+    return dotted_place(tree, place) if known else place

@@ -16,12 +16,22 @@ def json_schema() -> dict[str, Any]:
 def keys_at(loc: tuple[str | int, ...]) -> list[str]:
     """The keys known at a place in the recipe; tags of unions in `loc` choose their branch."""
     schema = json_schema()
+    found = [leaf for node in nodes_at(schema, loc) for leaf in leaves(schema, node)]
+    return sorted({key for leaf in found for key in leaf.get("properties", {})})
+
+
+def tags_at(loc: tuple[str | int, ...]) -> list[str]:
+    """What the union at a place in the recipe can be, by the values of the key that tells."""
+    found = (node.get("discriminator", {}).get("mapping", {}) for node in nodes_at(json_schema(), loc))
+    return sorted({tag for mapping in found for tag in mapping})
+
+
+def nodes_at(schema: dict[str, Any], loc: tuple[str | int, ...]) -> list[dict[str, Any]]:
+    """The sub-schemas that `loc` leads to; steps that lead nowhere are passed over."""
     nodes = [schema]
     for step in loc:
         nodes = [child for node in nodes for child in step_into(schema, node, step)] or nodes
-    return sorted(
-        {key for node in nodes for leaf in leaves(schema, node) for key in leaf.get("properties", {})}
-    )
+    return nodes
 
 
 def leaves(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:

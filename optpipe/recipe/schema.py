@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.loads.aiperf import Load, Slo
@@ -28,7 +28,7 @@ Registry = Annotated[Folder, Field()]
 class Part(BaseModel):
     """The base of every mapping in a recipe: frozen, and unknown keys fail."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Model(Part):
@@ -133,17 +133,3 @@ class Recipe(Part):
     engine_threads: int = Field(default=1, ge=1, le=256)
     """Threads of the engine on a CPU; the load generator needs a core of its own."""
     seed: int = 1
-
-    @field_validator("checkpoints")
-    @classmethod
-    def _base_is_taken(cls, value: dict[str, object]) -> dict[str, object]:
-        if "base" in value:
-            raise ValueError("`base` names the unquantized model itself; choose another name")
-        return value
-
-    @model_validator(mode="after")
-    def _calibration_where_needed(self) -> Recipe:
-        needy = [name for name, scheme in self.checkpoints.items() if scheme.needs_calibration]
-        if needy and self.calibration is None:
-            raise ValueError(f"{', '.join(needy)} need a `calibration:` text and there is none")
-        return self

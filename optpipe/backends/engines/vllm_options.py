@@ -78,6 +78,11 @@ def _parser_module() -> str:
 # ---------------------------------------------------------------- in the build
 
 
+def shipped() -> Json:
+    """The options of the vLLM that the managed toolchains lock, so that a plan can refuse what it has not."""
+    return dict(read_json(Path(__file__).with_suffix(".json")))
+
+
 def installed_options(toolchain: Toolchain, source: Path) -> Json:
     """The options of this toolchain's vLLM, asked once (about 10 s) and kept by its fingerprint."""
     kept = optpipe_home() / "vllm-options" / f"{toolchain.fingerprint.removeprefix('sha256:')}.json"

@@ -1,0 +1,123 @@
+"""What types alone cannot say of a recipe: values of one key, keys that speak against each other, sources.
+
+Places are dotted paths of the recipe; load.py gives them file, line and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from optpipe.backends.engines import vllm_options
+from optpipe.backends.quantizers import llmcompressor
+from optpipe.backends.registries.references import checked_name
+from optpipe.errors import InputError, Problem, did_you_mean
+from optpipe.model import sources, texts
+from optpipe.recipe.schema import Recipe, Text
+from optpipe.toolchains import Image, get, known
+
+REVISIONS = "pin it by a commit: hf:owner/name@<40 hexadecimal digits>"
+
+
+def value_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Everything that is wrong whatever the model and the machine are."""
+    yield from model_problems(recipe)
+    yield from checkpoint_problems(recipe)
+    yield from target_problems(recipe)
+    yield from measuring_problems(recipe)
+    yield from toolchain_problems(recipe)
+    for number, registry in enumerate(recipe.publish):
+        if registry.promote is not None:
+            yield from raised(partial(checked_name, registry.promote, "alias"), f"publish.{number}.promote")
+
+
+def model_problems(recipe: Recipe) -> Iterator[Problem]:
+    source = recipe.model.source
+    if recipe.model.trust_remote_code and source.startswith("hf:"):
+        revision = source.rpartition("@")[2]
+        if not sources.COMMIT.fullmatch(revision):
+            yield Problem("model.trust_remote_code", f"true, but {revision!r} can change", REVISIONS)
+
+
+def checkpoint_problems(recipe: Recipe) -> Iterator[Problem]:
+    if "base" in recipe.checkpoints:
+        yield Problem("checkpoints.base", "'base' is the unquantized model itself", "choose another name")
+    for name, scheme in recipe.checkpoints.items():
+        for found in llmcompressor.validate(scheme):
+            yield Problem(f"checkpoints.{name}.{found.place}", found.message, found.hint)
+        if scheme.needs_calibration and recipe.calibration is None:
+            yield Problem(
+                f"checkpoints.{name}.method",
+                f"{scheme.method} needs calibration text, and the recipe has none",
+                "add `calibration: {text: {source: ...}}`, or use int8 or fp8",
+            )
+
+
+def target_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Targets against their engine's options, and against the lengths that will be measured."""
+    load, scoring = recipe.load, recipe.scoring
+    longest = max(load.input_tokens + load.output_tokens, scoring.unit_tokens + 1)
+    for name, target in recipe.targets.items():
+        ours = recipe.toolchains.get("vllm", recipe.toolchains.get("vllm-cpu"))
+        options = vllm_options.shipped() if ours is None or ours.kind == "managed" else None
+        for found in vllm_options.check(target, options, f"targets.{name}"):
+            yield Problem(found.place, found.message, found.hint or "leave it out")
+        if target.max_model_len is not None and target.max_model_len < longest:
+            yield Problem(
+                f"targets.{name}.max_model_len",
+                f"{target.max_model_len} is less than is measured: {load.input_tokens} + {load.output_tokens} tokens "
+                f"of load, {scoring.unit_tokens} + 1 of scoring",
+                f"max_model_len: {longest}",
+            )
+        if target.kv_cache_memory_bytes is not None and target.kv_cache_memory_bytes < 1:
+            text = f"{target.kv_cache_memory_bytes} is not above 0"
+            yield Problem(f"targets.{name}.kv_cache_memory_bytes", text, "leave it out for 1 GiB on a CPU")
+
+
+def measuring_problems(recipe: Recipe) -> Iterator[Problem]:
+    if not recipe.slo.bounds():
+        text = "there is no bound, so there is no goodput"
+        yield Problem("slo", text, "for example `slo: {ttft_ms: {p90: 2000}}`")
+    if recipe.scoring.max_units < recipe.scoring.units:
+        text = f"{recipe.scoring.max_units} is below units, {recipe.scoring.units}"
+        yield Problem("scoring.max_units", text, f"max_units: {recipe.scoring.units} or more")
+    if recipe.calibration is not None:
+        for name, text_ in recipe.texts.items():
+            yield from shared_text(f"texts.{name}", recipe.calibration.text, text_)
+
+
+def shared_text(place: str, calibration: Text, scored: Text) -> Iterator[Problem]:
+    """The same text on both sides: only its two parts may stand there."""
+    same = (calibration.source, calibration.column) == (scored.source, scored.column)
+    if same and {calibration.part, scored.part} != {"calibrate", "score"}:
+        text = f"{scored.source!r} is also calibrated on, so its score would flatter"
+        yield Problem(place, text, "say `part: calibrate` there and `part: score` here")
+
+
+def toolchain_problems(recipe: Recipe) -> Iterator[Problem]:
+    for name, kind in recipe.toolchains.items():
+        place = f"toolchains.{name}"
+        if name not in known():
+            yield Problem(place, "no such toolchain", did_you_mean(name, list(known())))
+        elif isinstance(kind, Image):
+            yield from raised(partial(get, name, recipe.toolchains), place)
+
+
+def source_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
+    """Sources that cannot be read as such, or are not there; relative ones below `folder`, then here."""
+    yield from raised(partial(sources.parse, recipe.model.source, folder), "model.source")
+    named = {f"texts.{name}": text for name, text in recipe.texts.items()}
+    if recipe.calibration is not None:
+        named["calibration.text"] = recipe.calibration.text
+    for key, text in named.items():
+        place = f"{key}.source"
+        yield from raised(partial(texts.parse_text, text.source, folder), place)
+
+
+def raised(read: Callable[[], object], place: str) -> Iterator[Problem]:
+    """The InputError that `read` raises, as a problem at `place`."""
+    try:
+        read()
+    except InputError as error:
+        yield Problem(place, error.message, error.hint)

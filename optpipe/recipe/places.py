@@ -1,0 +1,111 @@
+"""Where in a recipe an error is, and what to do about it: for pydantic's errors and for those of the stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from optpipe.errors import Problem, did_you_mean
+from optpipe.recipe.reference import keys_at, tags_at
+from optpipe.recipe.tree import TAG, kind_of, mark_of
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Keys = tuple[str | int, ...]
+REFERENCE = "docs/reference/recipe.md"
+
+HINTS = {
+    "int_type": "write a whole number, without quotes",
+    "int_from_float": "write a whole number",
+    "float_type": "write a number, without quotes",
+    "bool_type": "write true or false",
+    "string_type": 'write a text; "quotes" make one of anything',
+    "string_pattern_mismatch": "lower-case letters, digits, dot, dash and underscore, beginning with a letter or digit",
+    "list_type": "write a list: [a, b]",
+    "tuple_type": "write a list: [a, b]",
+    "too_short": "give at least one",
+}
+
+
+def walk(tree: Node, keys: Keys) -> tuple[Node, Node, tuple[str, ...]]:
+    """(key node, value node, path) as deep as the tree follows `keys`; union tags in a loc are passed over."""
+    key_node, node, path = tree, tree, []
+    for key in keys:
+        if isinstance(node, MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+            if pair is None:
+                continue
+            key_node, node = pair
+        elif isinstance(node, SequenceNode) and isinstance(key, int) and key < len(node.value):
+            key_node = node = node.value[key]
+        else:
+            continue
+        path.append(str(key))
+    return key_node, node, tuple(path)
+
+
+def dotted_place(tree: Node, dotted: str) -> str:
+    """`file:line:column: a.b.c` of a dotted path, as deep as the file has it; names may hold dots too."""
+    key_node, node, rest = tree, tree, dotted
+    while rest:
+        pairs = pairs_of(node, rest)
+        if not pairs:
+            break
+        name, key_node, node = max(pairs, key=lambda pair: len(pair[0]))
+        rest = rest[len(name) :].removeprefix(".")
+    exact = node if isinstance(node, ScalarNode) and not rest else key_node
+    return f"{mark_of(exact)}: {dotted}"
+
+
+def pairs_of(node: Node, rest: str) -> list[tuple[str, Node, Node]]:
+    """The entries of a mapping or list that a dotted path can begin with."""
+    if isinstance(node, MappingNode):
+        entries = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, SequenceNode):
+        entries = [(str(index), item, item) for index, item in enumerate(node.value)]
+    else:
+        entries = []
+    return [entry for entry in entries if rest == entry[0] or rest.startswith(f"{entry[0]}.")]
+
+
+def problem_of(tree: Node, error: ErrorDetails) -> Problem:
+    """pydantic's error with the place of its key, the value and a hint."""
+    loc, kind = error["loc"], error["type"]
+    key_node, value, path = walk(tree, loc)
+    name = ".".join(path) or "recipe"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return Problem(f"{mark_of(key_node)}: {name}", "no such key", did_you_mean(str(loc[-1]), keys_at(loc[:-1])))
+    scalar = isinstance(value, ScalarNode)
+    place = f"{mark_of(value if scalar else key_node)}: {name}"
+    if kind in ("missing", "missing_argument"):
+        return Problem(place, f"the key {loc[-1]!r} is missing", f"add `{loc[-1]}:`; {REFERENCE} says what it means")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return tag_problem(place, error, tags_at(loc))
+    found = f"{value.value!r}" if isinstance(value, ScalarNode) else f"a {kind_of(value)}"
+    message = error["msg"].removeprefix("Value error, ")
+    shown = message if kind == "value_error" else f"{found}: {message[:1].lower()}{message[1:]}"
+    return Problem(place, shown, hint_of(error, value, loc))
+
+
+def tag_problem(place: str, error: ErrorDetails, known: list[str]) -> Problem:
+    context = error.get("ctx", {})
+    field = str(context.get("discriminator", "")).strip("'")
+    if "tag" not in context:
+        return Problem(place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}")
+    return Problem(place, f"{field}: {context['tag']!r} is not known", did_you_mean(str(context["tag"]), known))
+
+
+def hint_of(error: ErrorDetails, value: Node, loc: Keys) -> str:
+    """What to do: always something, if only where to read."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "literal_error":
+        known = [w.strip().strip("'") for w in str(context["expected"]).replace(" or ", ", ").split(",")]
+        return did_you_mean(str(error["input"]), known)
+    if value.tag == f"{TAG}null":
+        return "`null` removes a key of the recipe that is extended, which has none of this name here"
+    if kind in ("model_type", "model_attributes_type", "dataclass_type", "dict_type"):
+        known_keys = keys_at(loc)
+        return f"write a mapping of {', '.join(known_keys)}" if known_keys else "write a mapping: {name: value}"
+    return HINTS.get(kind) or f"{REFERENCE} says what it takes"

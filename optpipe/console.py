@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 20.0
 """On plain output a long job says how far it is at most this often."""
+WORTH_SAYING = 5.0
+"""Seconds from which on plain output says how long a job took."""
 
 
 def emit(value: Any) -> None:
@@ -56,6 +58,7 @@ class Talk:
         self._started = time.monotonic()
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._begun: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._terminal = sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
@@ -66,9 +69,7 @@ class Talk:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -82,13 +83,23 @@ class Talk:
             else:
                 say(f"{stamp:>12}  {text}")
 
+    def start(self, title: str) -> None:
+        """A job begins: a bar of its own, or a line."""
+        with self._lock:
+            self._begun[title] = time.monotonic()
+            if self._bars is not None:
+                self._tasks[title] = self._bars.add_task(title, total=None, what="")
+                return
+        self.say(title)
+
     def update(self, title: str, done: float, total: float, what: str) -> None:
         """A job's own word on how far it is; finished when done >= total."""
         now = time.monotonic()
         with self._lock:
             first = self._first.setdefault(title, now)
             if self._bars is not None:
-                self._bar(title, done, total, what)
+                if title in self._tasks:
+                    self._bars.update(self._tasks[title], completed=done, total=total, what=what)
                 return
             if now - self._last.get(title, first) < QUIET_SECONDS or total <= 0:
                 return
@@ -97,18 +108,16 @@ class Talk:
         rest = f", about {time_text(left)} left" if left is not None else ""
         self.say(f"{title}: {what} ({100 * done / total:.0f} %{rest})")
 
-    def done(self, title: str) -> None:
+    def done(self, title: str, well: bool) -> None:
+        """A job is over; one that ended well and took a while says so."""
         with self._lock:
+            took = time.monotonic() - self._begun.pop(title, self._started)
             self._first.pop(title, None)
             self._last.pop(title, None)
             if self._bars is not None and title in self._tasks:
                 self._bars.remove_task(self._tasks.pop(title))
-
-    def _bar(self, title: str, done: float, total: float, what: str) -> None:
-        assert self._bars is not None
-        if title not in self._tasks:
-            self._tasks[title] = self._bars.add_task(title, total=total, what=what)
-        self._bars.update(self._tasks[title], completed=done, total=total, what=what)
+        if well and took >= WORTH_SAYING:
+            self.say(f"{title}: done in {time_text(took)}")
 
 
 def bars() -> Progress:

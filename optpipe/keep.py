@@ -22,13 +22,18 @@ def parse_size(text: str) -> int:
 
 
 def kept_keys(keep: str, out: Outcome) -> set[str]:
-    """Jobs whose checkpoints stay: the winner's, those of all that passed, or all."""
+    """Jobs whose checkpoints stay: the winner's, those of all that passed, or all.
+
+    Without a winner all but the rejected stay: the next build goes on with them.
+    """
     entries = [e for e in out.entries if e.checkpoint and e.checkpoint.job]
     chosen = {
         "all": entries,
         "passed": [e for e in entries if e.passed],
         "winner": [e for e in entries if e is out.winner],
     }[keep]
+    if out.winner is None and keep != "all":
+        chosen = [e for e in entries if e.verdict().status != "rejected"]
     base = {out.base.job} if out.base.job else set()
     return base | {e.checkpoint.job for e in chosen if e.checkpoint and e.checkpoint.job}
 

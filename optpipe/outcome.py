@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from optpipe.records import (
+    Artifact,
     Bundle,
     CandidatePlan,
     Checkpoint,
@@ -47,15 +48,22 @@ class Entry:
         return judged and self.failure is None and (self.serving is None or self.serving.status == "passed")
 
     @property
+    def weights(self) -> Artifact:
+        """What is served and shipped; its files may have been dropped from the cache."""
+        assert self.checkpoint is not None, "only a candidate with a checkpoint is served"
+        return self.checkpoint.artifact
+
+    @property
     def settings(self) -> Json:
         """The engine settings to ship: the tuned ones where there are any."""
         return dict(self.tuning.config) if self.tuning else {}
 
-    def unconfirmed(self, confirmation: Confirmation) -> None:
+    def unconfirmed(self, confirmation: Confirmation) -> Evaluation:
         """What the confirmation found against it belongs to its evaluation."""
         assert self.evaluation is not None, "only evaluated candidates are confirmed"
         checks = (*self.evaluation.checks, *confirmation.checks)
         self.evaluation = replace(self.evaluation, status=confirmation.status, checks=checks)
+        return self.evaluation
 
     def verdict(self) -> Evaluation:
         """Its evaluation; one that a backend failed for has that as its evaluation."""
@@ -96,9 +104,7 @@ class Outcome:
     def base_of(self, entry: Entry) -> Evaluation | None:
         """The evaluation of the base on the same target, against which others are read."""
         target = entry.planned.candidate.target
-        bases = (
-            e for e in self.entries if e.is_base and e.planned.candidate.target == target and e is not entry
-        )
+        bases = (e for e in self.entries if e.is_base and e.planned.candidate.target == target and e is not entry)
         return next((base.evaluation for base in bases), None)
 
     @property

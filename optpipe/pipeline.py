@@ -9,6 +9,8 @@ a measurement. What a backend cannot do ends one candidate, not the build.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optpipe import serving
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
@@ -61,9 +63,10 @@ def build(run: Run, recipe: Recipe) -> Outcome:
         checks = shipping_checks(scorer, winner, out.base_of(winner))
         out.confirmation = confirm(run, recipe, base, winner, checks, out.base_of(winner))
         if out.confirmation.status == "passed":
+            run.executor.present(winner.weights)
             out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
             break
-        winner.unconfirmed(out.confirmation)
+        run.record(f"06-evaluate/{winner.name}.json", winner.unconfirmed(out.confirmation))
     for registry in recipe.publish if out.bundle else ():
         against = challenge(run, recipe, scorer, out, registry)
         out.published.append(publish(out.packaged, registry, run.folder.registry, against))
@@ -74,10 +77,16 @@ def choose(recipe: Recipe, out: Outcome) -> Selection:
     """The selection on what is known now. Tuned figures count where all leading candidates were tuned;
     one candidate tuned alone keeps its default figures here, for the others have no more."""
     entries = out.entries
-    return select(
+    selection = select(
         recipe.select.objective,
         [entry.verdict() for entry in entries],
         [entry.serving for entry in entries if entry.serving],
         [entry.tuning for entry in entries if entry.tuning] if recipe.tune.finalists > 1 else [],
         {entry.name: entry.checkpoint.bytes if entry.checkpoint else 0 for entry in entries},
     )
+    base = next((rank for rank in selection.ranks if rank.candidate == selection.winner), None)
+    if base is None or recipe.publish_base or not out.named(base.candidate).is_base:
+        return selection
+    refused = replace(base, status="rejected", reasons=("the base wins, and `publish_base` is false",))
+    ranks = tuple(refused if rank is base else rank for rank in selection.ranks)
+    return replace(selection, winner=None, ranks=ranks, reason=f"{selection.reason}; `publish_base` is false")

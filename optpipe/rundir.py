@@ -219,7 +219,7 @@ class JobStore:
         target = self.folder(key)
         digest, manifest = self.memo.tree(work / "files")
         sync_tree(work / "files")
-        remove_tree(target / "files")
+        self._discard(target / "files")
         target.mkdir(parents=True, exist_ok=True)
         (work / "files").replace(target / "files")
         kept = {"record": record, "files": digest, "manifest": manifest, "parts": parts}
@@ -239,8 +239,17 @@ class JobStore:
         """Forget the files of a kept job, not its record; the bytes freed."""
         folder = self.folder(key) / "files"
         size = folder_bytes(folder)
-        remove_tree(folder)
+        self._discard(folder)
         return size
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a folder so that it is never seen half: by a rename first. What killed builds left goes too."""
+        work = self.root / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            folder.replace(work / f"dropped.{os.getpid()}.{time.monotonic_ns()}")
+        for old in work.glob("dropped.*"):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def folder_bytes(folder: Path) -> int:
@@ -293,6 +302,11 @@ class RunFolder:
         line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": what, **to_json(facts)})
         with self._lock, (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def shown(path: Path) -> str:
+    """A path as short as it is true from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def optpipe_home() -> Path:

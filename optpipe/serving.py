@@ -21,11 +21,8 @@ Settings = Mapping[str, Any]
 
 def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> EngineSpec:
     """The engine that serves a candidate with these settings."""
-    assert entry.checkpoint is not None, "only a candidate with a checkpoint is served"
     target = recipe.targets[entry.planned.candidate.target]
-    return vllm.spec(
-        entry.name, target, entry.checkpoint.artifact, settings, run.hardware, recipe.engine_threads
-    )
+    return vllm.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
 
 
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:

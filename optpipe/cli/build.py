@@ -44,18 +44,12 @@ def interrupted(number: int, frame: Any) -> None:
 def show(built: Built) -> None:
     """The report for a terminal, and where the rest is."""
     from optpipe.console import out, say
+    from optpipe.rundir import shown
 
     out(built.markdown)
     say(f"report: {shown(built.folder / 'report.html')}")
     for published in built.published:
         aliases = ", ".join(published.aliases)
-        say(
-            f"published: {published.name}@{published.digest[:19]} ({aliases}) in {shown(Path(published.location))}"
-        )
+        say(f"published: {published.name}@{published.digest[:19]} ({aliases}) in {shown(Path(published.location))}")
     if built.published:
         say(f"next: optpipe serve {built.published[0].name}@{built.published[0].aliases[-1]}")
-
-
-def shown(path: Path) -> str:
-    """A path as short as it is true from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

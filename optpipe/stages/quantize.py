@@ -48,6 +48,7 @@ def quantize(
     )
 
     def sizes(files: Path) -> Json:
+        run.executor.present(done.files)
         bits = measured_bits_per_weight(files, facts, scheme)
         return {"bytes": folder_bytes(files), "bits_per_weight": bits, "not_finite": not_finite(files)}
 

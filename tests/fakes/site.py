@@ -34,7 +34,10 @@ class Heard:
         with self._lock:
             self.progress.append((title, done, total))
 
-    def done(self, title: str) -> None:
+    def start(self, title: str) -> None:
+        self.say(title)
+
+    def done(self, title: str, well: bool) -> None:
         pass
 
 

@@ -108,15 +108,19 @@ class Engine:
     def wait_ready(self) -> None:
         """Return once the engine answers. Raises BackendFailed, Interrupted; the caller closes."""
         began = time.monotonic()
-        self._runner.talk.say(f"{self.spec.title}: starting {self.spec.engine}")
-        while not (self._answers("/health") and self._serves()):
-            if reason := self.trouble():
-                raise self._failed(f"{self.spec.engine} did not start: {reason}")
-            if self._runner.stop.is_set():
-                raise Interrupted(f"{self.spec.title}: stopped while starting")
-            if time.monotonic() - began > self.spec.ready_s:
-                raise self._failed(f"{self.spec.engine} was not ready after {self.spec.ready_s:g} s")
-            time.sleep(POLL_S)
+        title = f"{self.spec.title}: starting {self.spec.engine}"
+        self._runner.talk.start(title)
+        try:
+            while not (self._answers("/health") and self._serves()):
+                if reason := self.trouble():
+                    raise self._failed(f"{self.spec.engine} did not start: {reason}")
+                if self._runner.stop.is_set():
+                    raise Interrupted(f"{self.spec.title}: stopped while starting")
+                if time.monotonic() - began > self.spec.ready_s:
+                    raise self._failed(f"{self.spec.engine} was not ready after {self.spec.ready_s:g} s")
+                time.sleep(POLL_S)
+        finally:
+            self._runner.talk.done(title, False)
         self.ready_s = time.monotonic() - began
         self._runner.talk.say(f"{self.spec.title}: ready after {self.ready_s:.0f} s")
 

@@ -40,9 +40,11 @@ class Talk(Protocol):
 
     def say(self, text: str) -> None: ...
 
+    def start(self, title: str) -> None: ...
+
     def update(self, title: str, done: float, total: float, what: str) -> None: ...
 
-    def done(self, title: str) -> None: ...
+    def done(self, title: str, well: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,27 @@ class Runner:
         self.talk = talk
         self.stop = threading.Event()
 
-    def run(
-        self, job: Job, toolchain: Toolchain, work: Path, grant: Grant, guard: Guard | None = None
-    ) -> Ran:
+    def run(self, job: Job, toolchain: Toolchain, work: Path, grant: Grant, guard: Guard | None = None) -> Ran:
         """Run `job` in the folder `work`. Raises BackendFailed, Interrupted."""
         write_json(work / "job.json", job_file(job))
         log = self.logs.new(job.title)
-        command = self._command(job, toolchain, work, grant, log)
-        process = Supervised(command, grant.locks)
-        ended: Ended | None = None
+        process = Supervised(self._command(job, toolchain, work, grant, log), grant.locks)
+        self.talk.start(job.title)
+        well = False
         try:
-            progress = Progress(work / "progress.jsonl")
+            ran = finished(job, work, self._watched(process, job, guard, log), log)
+            if guard and (reason := guard.verdict()):
+                raise BackendFailed(reason, place=job.title, log=str(log))
+            well = True
+        finally:
+            self.talk.done(job.title, well)
+        return ran
+
+    def _watched(self, process: Supervised, job: Job, guard: Guard | None, log: Path) -> Ended:
+        """How the process ended; it is ended here where the build stops or the engine is lost."""
+        ended: Ended | None = None
+        progress = Progress(process.command.cwd / "progress.jsonl")
+        try:
             while (ended := process.wait(POLL_S)) is None:
                 for done, total, what in progress.news():
                     self.talk.update(job.title, done, total, what)
@@ -135,14 +147,10 @@ class Runner:
                 if guard and (reason := guard.trouble()):
                     ended = self._last_word(process)
                     raise BackendFailed(reason, place=job.title, log=str(log))
+            return ended
         finally:
             if ended is None:
                 process.stop()
-            self.talk.done(job.title)
-        ran = finished(job, work, ended, log)
-        if guard and (reason := guard.verdict()):
-            raise BackendFailed(reason, place=job.title, log=str(log))
-        return ran
 
     def _last_word(self, process: Supervised) -> Ended:
         """The engine is gone: the job's client sees it as well, so it may end by itself."""

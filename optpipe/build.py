@@ -67,7 +67,8 @@ def run_build(loaded: Loaded, artifacts: Path) -> Built:
         executor = LocalExecutor(folder.store, chains, Site.here(machine), folder.path / "logs", talk)
         run = Run(folder, executor, machine, talk, loaded.path.parent, chains)
         try:
-            out = pipeline.build(run, recipe)
+            with loaded.places():
+                out = pipeline.build(run, recipe)
         except (OptpipeError, KeyboardInterrupt) as error:
             folder.note(error=str(error) or "interrupted", versions=chains.versions())
             raise

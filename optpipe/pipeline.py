@@ -24,25 +24,33 @@ from optpipe.stages.evaluate import Scorer, on_checkpoint, on_engine, shipping_c
 from optpipe.stages.inspect import inspect
 from optpipe.stages.package import package
 from optpipe.stages.plan import plan as plan_
+from optpipe.stages.plan import require_feasible
 from optpipe.stages.publish import publish
-from optpipe.stages.quantize import quantize
-from optpipe.stages.resolve import resolve
+from optpipe.stages.quantize import calibration_tokens, quantize
+from optpipe.stages.resolve import check_inputs, resolve
 from optpipe.stages.select import select
 from optpipe.stages.tune import tune
 
 
 def build(run: Run, recipe: Recipe) -> Outcome:
-    """A recipe through the whole line; each record is in the run's folder as soon as it is known."""
-    facts = run.record("01-inspect.json", inspect(recipe, run.recipe_folder, run.talk.say))
-    plan = run.record("02-plan.json", plan_(recipe, facts, run.hardware))
-    base, texts = resolve(run, recipe, facts)
+    """A recipe through the whole line; records are in the run's folder from when its inputs are known to be right."""
+    facts = inspect(recipe, run.recipe_folder, run.talk.say)
+    plan = plan_(recipe, facts, run.hardware)
+    require_feasible(plan)
+    texts = check_inputs(run, recipe)  # what is wrong with an input is told by now, with nothing begun
+    run.record("01-inspect.json", facts)
+    run.record("02-plan.json", plan)
+    run.folder.event("texts", scored=texts.scored, calibration=texts.calibration)
+    base = resolve(run, recipe, facts)
     out = Outcome(facts, plan, base)
     scorer = Scorer(run, recipe, base, texts.scored)
+    scorer.check_texts()
+    calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
     def make_and_judge(planned: CandidatePlan) -> Entry:
         entry = Entry(planned)
         with run.attempt(entry):
-            entry.checkpoint = quantize(run, recipe, facts, base, texts.calibration, planned.candidate)
+            entry.checkpoint = quantize(run, recipe, facts, base, calibrated, planned.candidate)
             compile_(run, recipe, planned.candidate, entry.checkpoint)
             entry.evaluation = on_checkpoint(scorer, planned, entry.checkpoint)
         return entry

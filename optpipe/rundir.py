@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -170,7 +171,11 @@ class JobStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.memo = DigestMemo(root / "digests.sqlite")
+
+    @functools.cached_property
+    def memo(self) -> DigestMemo:
+        """Made at first use: looking at a wrong recipe leaves no cache behind."""
+        return DigestMemo(self.root / "digests.sqlite")
 
     def folder(self, key: str) -> Path:
         return self.root / "jobs" / key.removeprefix("sha256:")

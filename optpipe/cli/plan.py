@@ -27,13 +27,16 @@ def plan(
     from optpipe.recipe.load import load
     from optpipe.stages.inspect import inspect
     from optpipe.stages.plan import plan as plan_
+    from optpipe.stages.plan import require_feasible
 
-    loaded = load(recipe, tuple(overrides or ()))
+    loaded = load(recipe, tuple(overrides or ()), sources=not check)
     machine = machines.named(hardware) if hardware else machines.this_machine()
     if check:
         console.say(f"{recipe}: valid, {len(loaded.recipe.checkpoints)} checkpoints")
         return
-    found = plan_(loaded.recipe, inspect(loaded.recipe, recipe.parent, console.say), machine)
+    with loaded.places():
+        found = plan_(loaded.recipe, inspect(loaded.recipe, recipe.parent, console.say), machine)
+    require_feasible(found)
     if as_json:
         console.emit(found)
     else:

@@ -88,6 +88,7 @@ class Reader:
             raise InputError(
                 f"the JSON is a {type(value).__name__}, expected a list or an object of documents",
                 place=str(self.path),
+                hint='for example [{"text": "..."}]',
             )
 
     def _document(self, row: Any, place: str) -> Json | None:
@@ -109,6 +110,7 @@ class Reader:
         raise InputError(
             f"{self.column!r} is {str(value)[:60]!r}, expected text or messages with role and content",
             place=place,
+            hint="name another column, or write its values as text",
         )
 
     def _clean(self, text: str) -> str:
@@ -148,14 +150,14 @@ def unreadable(path: Path, error: Exception) -> InputError:
             place=str(path),
             hint="convert it: iconv -f ISO-8859-1 -t UTF-8",
         )
-    return InputError(f"not a whole gzip file: {error}", place=str(path))
+    return InputError(f"not a whole gzip file: {error}", place=str(path), hint="fetch or write the file again")
 
 
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error}", place=place) from error
+        raise InputError(f"not JSON: {error}", place=place, hint="each row of a .jsonl is one JSON object") from error
 
 
 def _column_hint(column: str, columns: list[str]) -> str:

@@ -37,6 +37,8 @@ from optpipe.records import Artifact, Json
 Part = Literal["calibrate", "score"]
 DATASET = re.compile(rf"({NAME}(?:/{NAME})?)@([A-Za-z0-9][A-Za-z0-9._-]*)/(.+)")
 PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
+TEMPLATE_TOKENS = 64
+"""Tokens that a chat template may add to a document beyond its bytes."""
 LONG = 64
 """Paragraphs under so many characters (headings, `See also`) say nothing about overlap."""
 
@@ -227,6 +229,29 @@ def _write(documents: Iterator[Json], folder: Path, place: str, notes: Callable[
     finally:
         Path(name).unlink(missing_ok=True)
     return ResolvedText(target, f"sha256:{sha.hexdigest()}", count, notes())
+
+
+# ---------------------------------------------------------------- enough?
+
+
+def check_length(text: ResolvedText, place: str, rows: int, length: int) -> None:
+    """Refuse a text that is too short for any tokenizer: a token takes a byte, a chat's template a few more."""
+    most = text.path.stat().st_size + TEMPLATE_TOKENS * text.documents
+    if most < rows * length:
+        what = f"{text.documents} documents of {text.path.stat().st_size} bytes are too few"
+        raise too_short(what, place, rows, length)
+
+
+def check_rows(record: Json, place: str, rows: int, length: int) -> None:
+    """Refuse a text whose `tokens` job (its record is given) found fewer full rows than are asked for."""
+    if record["available_rows"] < rows:
+        what = f"{record['documents']} documents fill {record['available_rows']}"
+        raise too_short(what, place, rows, length)
+
+
+def too_short(what: str, place: str, rows: int, length: int) -> InputError:
+    hint = "give a longer text, or ask for fewer or shorter rows"
+    return InputError(f"{what}; {rows} rows of {length} tokens are asked for", place=place, hint=hint)
 
 
 # ---------------------------------------------------------------- overlap

@@ -14,6 +14,7 @@ from optpipe.backends.quantizers import llmcompressor
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
 from optpipe.model import sources, texts
+from optpipe.model.selectors import pattern_of, text_of
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.toolchains import Image, get, known
 
@@ -46,6 +47,9 @@ def checkpoint_problems(recipe: Recipe) -> Iterator[Problem]:
     for name, scheme in recipe.checkpoints.items():
         for found in llmcompressor.validate(scheme):
             yield Problem(f"checkpoints.{name}.{found.place}", found.message, found.hint)
+        for number, selector in enumerate(scheme.ignore):
+            if text_of(selector).startswith("re:"):
+                yield from raised(partial(pattern_of, text_of(selector)), f"checkpoints.{name}.ignore.{number}")
         if scheme.needs_calibration and recipe.calibration is None:
             yield Problem(
                 f"checkpoints.{name}.method",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from optpipe import gates, judge, stats
 from optpipe.backends.evaluators.canary import PROMPTS
 from optpipe.backends.executors.local import EngineSession
+from optpipe.model.texts import check_rows
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
@@ -31,13 +32,32 @@ class Scorer:
     def __init__(self, run: Run, recipe: Recipe, base: Checkpoint, texts: Mapping[str, Artifact]) -> None:
         self.run, self.recipe, self.base, self.texts = run, recipe, base, texts
 
-    def tokens(self, text: str, first: int, rows: int) -> Artifact:
-        """The fixed token ids of units [first, first + rows) of a text: int32 [rows, unit_tokens]."""
+    def check_texts(self) -> None:
+        """Refuse a text that has fewer units than the recipe asks for: InputError with how many there are."""
         scoring = self.recipe.scoring
-        options = {"length": scoring.unit_tokens, "first_row": first, "rows": rows, "template": False}
+        for text in sorted(self.texts):
+            record = self.token_job(text, *self.rounds()[0]).record
+            check_rows(record, f"texts.{text}", scoring.units, scoring.unit_tokens)
+
+    def token_job(self, text: str, first: int, rows: int) -> JobResult:
+        """Units [first, first + rows) of a text, or as many of them as it has."""
+        scoring = self.recipe.scoring
+        options = {"length": scoring.unit_tokens, "first_row": first, "rows": rows, "template": False, "min_rows": 0}
         inputs = {"model": self.base.artifact, "text": self.texts[text]}
         job = Job("tokens", f"{text}: tokens", "quantize", options, inputs, seed=scoring.seed)
-        return self.run.executor.run(job).files
+        return self.run.executor.run(job)
+
+    def tokens(self, text: str, first: int, rows: int) -> Artifact:
+        """The fixed token ids of units [first, first + rows) of a text: int32 [rows, unit_tokens]."""
+        return self.token_job(text, first, rows).files
+
+    def shares(self, texts: tuple[str, ...], first: int, rows: int) -> list[tuple[tuple[str, ...], int]]:
+        """(texts, units) of one look: a text that ends within it gives what it still has, one that ended nothing."""
+        counts = {text: int(self.token_job(text, first, rows).record["rows"]) for text in texts}
+        return [
+            (tuple(text for text in texts if counts[text] == count), count)
+            for count in sorted(set(counts.values()) - {0}, reverse=True)
+        ]
 
     def score(self, model: Checkpoint, texts: tuple[str, ...], first: int, rows: int) -> JobResult:
         """One job: `model` on the same units of each text; the base keeps its logits for the others."""
@@ -105,16 +125,17 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         undecided = tuple(text for text, tally in tallies.items() if judge.combine(tally.checks) in OPEN)
         if not undecided or any(judge.combine(tally.checks) == "rejected" for tally in tallies.values()):
             break
-        base = scorer.score(scorer.base, undecided, first, rows)
-        mine = scorer.score(checkpoint, undecided, first, rows)
-        for number, text in enumerate(undecided):
-            part = slice(number * rows, (number + 1) * rows)
-            tallies[text].add(text, base.record["units"][part], mine.record["units"][part], limits, len(looks))
-        jobs += [base.key, mine.key]
+        for texts, units in scorer.shares(undecided, first, rows):
+            base = scorer.score(scorer.base, texts, first, units)
+            mine = scorer.score(checkpoint, texts, first, units)
+            for number, text in enumerate(texts):
+                part = slice(number * units, (number + 1) * units)
+                tallies[text].add(text, base.record["units"][part], mine.record["units"][part], limits, len(looks))
+            jobs += [base.key, mine.key]
     every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
-    texts = tuple(tally.figures for tally in tallies.values() if tally.figures)
+    figures = tuple(tally.figures for tally in tallies.values() if tally.figures)
     status, once = judge.combine(every), tuple(dict.fromkeys(jobs))
-    return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, status, every, texts, once))
+    return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, status, every, figures, once))
 
 
 def recorded(run: Run, evaluation: Evaluation) -> Evaluation:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from optpipe.backends.quantizers import llmcompressor
+from optpipe.errors import InputProblems, Problem
 from optpipe.model import memory, roofline
 from optpipe.model.compat import feasibility
 from optpipe.model.hardware import peaks
+from optpipe.model.selectors import selector_problems
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
     Candidate,
@@ -31,13 +34,20 @@ CALIBRATED_FLOPS_PER_WEIGHT = 14.0
 
 
 def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
-    """checkpoint x target and base x target: feasible with estimates, or refused with the reason."""
+    """checkpoint x target and base x target: feasible with estimates, or refused with the reason.
+
+    InputProblems where the recipe itself is wrong for this model.
+    """
+    check_against_model(recipe, facts)
     feasible, refused = [], []
     for candidate in expand(recipe):
         found = feasibility(facts, candidate.scheme, candidate.engine, hardware)
-        if found.refused:
-            refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
-        else:
+        scheme = recipe.checkpoints.get(candidate.checkpoint)
+        unknown = scheme and llmcompressor.unmapped(scheme, facts.architecture)
+        if unknown:
+            refused.append(Refusal(candidate.name, unknown, "method: gptq"))
+        refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
+        if not unknown and not found.refused:
             feasible.append(estimate(recipe, facts, hardware, candidate, found.notes))
     seconds = total_seconds(recipe, hardware, feasible)
     disk = sum(c.disk_bytes.value for c in feasible) + logits_bytes(recipe, facts)
@@ -51,6 +61,33 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
         warnings=facts.notes,
     )
+
+
+def require_feasible(plan: Plan) -> None:
+    """Refuse a plan in which nothing can work, with the reason for each candidate."""
+    if not plan.feasible:
+        raise InputProblems(tuple(Problem(no.candidate, no.reason, no.nearest or "another scheme or machine")
+                                  for no in plan.refused))  # fmt: skip
+
+
+def check_against_model(recipe: Recipe, facts: ModelFacts) -> None:
+    """Selectors that match nothing or not what they expect, lengths that the model cannot reach."""
+    problems: list[Problem] = []
+    names = [name for name, _, _ in facts.linears]
+    for name, scheme in recipe.checkpoints.items():
+        for number, selector in enumerate(scheme.ignore):
+            problems += selector_problems([selector], names, f"checkpoints.{name}.ignore.{number}")
+    load, scoring, most = recipe.load, recipe.scoring, facts.max_positions
+    for place, tokens in (
+        ("load", load.input_tokens + load.output_tokens),
+        ("scoring.unit_tokens", scoring.unit_tokens),
+        ("calibration.sequence_length", recipe.calibration.sequence_length if recipe.calibration else 0),
+    ):
+        if most and tokens > most:
+            text = f"{tokens} tokens are more than the model's {most} positions"
+            problems.append(Problem(place, text, f"{most} tokens at most"))
+    if problems:
+        raise InputProblems(tuple(problems))
 
 
 def expand(recipe: Recipe) -> Iterator[Candidate]:

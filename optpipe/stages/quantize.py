@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from optpipe.model.finite import nonfinite
 from optpipe.model.folder import headers, weight_files
 from optpipe.model.memory import measured_bits_per_weight, quantize_memory
+from optpipe.model.texts import check_rows
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Artifact, Candidate, Checkpoint, Job, Json, ModelFacts, Needs
+from optpipe.records import Artifact, Candidate, CandidatePlan, Checkpoint, Job, Json, ModelFacts, Needs
 from optpipe.run import Run
 from optpipe.rundir import folder_bytes
 
@@ -18,18 +20,21 @@ def quantize(
     recipe: Recipe,
     facts: ModelFacts,
     base: Checkpoint,
-    calibration: Artifact | None,
+    tokens: Artifact | None,
     candidate: Candidate,
 ) -> Checkpoint:
-    """The candidate's checkpoint; candidates that share it share the job, the base is its own."""
+    """The candidate's checkpoint; candidates that share it share the job, the base is its own.
+
+    `tokens`: what it calibrates on, from `calibration_tokens`.
+    """
     if candidate.scheme is None:
         return base
     scheme = candidate.scheme
     gpus = min(1, run.hardware.gpus)
     inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads, gpus=gpus)
     if recipe.checkpoints[candidate.checkpoint].needs_calibration:
-        assert calibration is not None and recipe.calibration is not None, "the recipe's validation asks for it"
-        inputs["tokens"] = calibration_tokens(run, recipe, base, calibration)
+        assert tokens is not None and recipe.calibration is not None, "the recipe's validation asks for it"
+        inputs["tokens"] = tokens
         rows = recipe.calibration
         memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)
         needs = Needs(cpus=recipe.threads, gpus=gpus, memory_bytes=int(memory.value))
@@ -74,17 +79,23 @@ def not_finite(folder: Path) -> list[str]:
     return [fact.name for file, header in found.items() for fact, _, _ in nonfinite(folder / file, header)]
 
 
-def calibration_tokens(run: Run, recipe: Recipe, base: Checkpoint, text: Artifact) -> Artifact:
-    """The exact token ids that every method calibrates on, packed to full rows."""
-    calibration = recipe.calibration
-    assert calibration is not None, "asked for only where the recipe has it"
+def calibration_tokens(
+    run: Run, recipe: Recipe, base: Checkpoint, text: Artifact | None, candidates: Iterable[CandidatePlan]
+) -> Artifact | None:
+    """The exact token ids that every method calibrates on, packed to full rows; None where none needs any."""
+    calibration, schemes = recipe.calibration, recipe.checkpoints
+    chosen = [planned.candidate for planned in candidates]
+    needy = [one for one in chosen if one.scheme and schemes[one.checkpoint].needs_calibration]
+    if not needy or calibration is None or text is None:
+        return None
     options = {
         "length": calibration.sequence_length,
         "first_row": 0,
         "rows": calibration.samples,
         "template": calibration.template,
+        "min_rows": 0,
     }
     inputs = {"model": base.artifact, "text": text}
-    return run.executor.run(
-        Job("tokens", "calibration: tokens", "quantize", options, inputs, seed=calibration.seed)
-    ).files
+    done = run.executor.run(Job("tokens", "calibration: tokens", "quantize", options, inputs, seed=calibration.seed))
+    check_rows(done.record, "calibration.text", calibration.samples, calibration.sequence_length)
+    return done.files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from optpipe.errors import InputError, InputProblems
 from optpipe.model import sources, texts
@@ -11,8 +12,10 @@ from optpipe.model.memory import measured_bits_per_weight
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.records import Artifact, Checkpoint, Job, ModelFacts
 from optpipe.run import Run
-from optpipe.rundir import folder_bytes, optpipe_home
+from optpipe.rundir import digest_json, folder_bytes, optpipe_home, write_atomic
 
+AUDIT = 1
+"""Raised when the audit looks for more in the values of weights: what passed before is read again."""
 OVERLAP_LIMIT = 0.01
 """Share of a scored text that may stand in the calibration text too: short stock phrases."""
 
@@ -25,47 +28,58 @@ class Texts:
     calibration: texts.ResolvedText | None
 
 
-def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> tuple[Checkpoint, Texts]:
+def check_inputs(run: Run, recipe: Recipe) -> Texts:
+    """What can be wrong with a model that is here, and with the texts, before anything is begun or installed.
+
+    Every weight of a local folder is read. Raises InputProblems with all of its faults.
+    """
+    source = sources.parse(recipe.model.source, run.recipe_folder)
+    if isinstance(source, sources.Folder):
+        fetched = sources.fetch(source, optpipe_home(), run.talk.say)
+        audited(fetched.path, fetched.digest, recipe)
+    return resolve_texts(run, recipe)
+
+
+def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     """Fetch, convert where it is a GGUF file, audit; InputProblems names every fault at once."""
-    found = resolve_texts(run, recipe)
-    run.folder.event("texts", scored=found.scored, calibration=found.calibration)
-    return run.record("03-resolve.json", resolve_base(run, recipe, facts)), found
-
-
-def resolve_base(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     source = sources.parse(recipe.model.source, run.recipe_folder)
     fetched = sources.fetch(source, optpipe_home(), run.talk.say, trust_remote_code=recipe.model.trust_remote_code)
     path, digest, job, seconds, peak = fetched.path, fetched.digest, None, 0.0, 0
     if fetched.gguf:
-        done = run.executor.run(
-            Job(
-                "gguf",
-                "base: GGUF to bf16",
-                "quantize",
-                {},
-                {"gguf": Artifact(path, digest)},
-                threads=recipe.threads,
-            )
-        )
-        path, digest, job = done.files.path, done.files.digest, done.key
+        inputs = {"gguf": Artifact(path, digest)}
+        done = run.executor.run(Job("gguf", "base: GGUF to bf16", "quantize", {}, inputs, threads=recipe.threads))
+        path, digest, job = run.executor.present(done.files).path, done.files.digest, done.key
         seconds, peak = done.seconds, done.peak_memory_bytes
-    if problems := audit(path, trust_remote_code=recipe.model.trust_remote_code):
-        raise InputProblems(tuple(problems))
+    audited(path, digest, recipe)
     bits = measured_bits_per_weight(path, facts, None)
-    return Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job)
+    base = Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job)
+    return run.record("03-resolve.json", base)
+
+
+def audited(path: Path, digest: str, recipe: Recipe) -> None:
+    """Audit a folder; the weights of one whose content passed before are not read again."""
+    marker = optpipe_home() / "audited" / digest_json([AUDIT, digest]).removeprefix("sha256:")
+    if problems := audit(path, trust_remote_code=recipe.model.trust_remote_code, values=not marker.exists()):
+        raise InputProblems(problems)
+    write_atomic(marker, b"")
 
 
 def resolve_texts(run: Run, recipe: Recipe) -> Texts:
     """Every text as documents; calibration text that is also scored is an error."""
 
-    def here(text: Text, place: str) -> texts.ResolvedText:
+    def here(text: Text, place: str, rows: int, length: int) -> texts.ResolvedText:
         source = texts.parse_text(text.source, run.recipe_folder, place=f"{place}.source")
-        return texts.resolve_text(source, text.part, text.column, optpipe_home(), run.talk.say)
+        found = texts.resolve_text(source, text.part, text.column, optpipe_home(), run.talk.say)
+        texts.check_length(found, place, rows, length)
+        return found
 
-    scored = {name: here(text, f"texts.{name}") for name, text in recipe.texts.items()}
-    if recipe.calibration is None:
+    scoring, calibrated = recipe.scoring, recipe.calibration
+    scored = {
+        name: here(text, f"texts.{name}", scoring.units, scoring.unit_tokens) for name, text in recipe.texts.items()
+    }
+    if calibrated is None:
         return Texts(scored, None)
-    calibration = here(recipe.calibration.text, "calibration.text")
+    calibration = here(calibrated.text, "calibration.text", calibrated.samples, calibrated.sequence_length)
     for name, text in scored.items():
         check_overlap(name, calibration, text)
     return Texts(scored, calibration)

@@ -14,7 +14,7 @@ from optpipe.records import Json
 class GateSettings:
     """`gates:` of a recipe: a preset and the numbers that replace its own (None: the preset's)."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (read by pydantic, not a field)
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012  (read by pydantic, not a field)
 
     preset: Literal["default", "strict"] = "default"
     """default: what most services accept. strict: for a model that is close to its quality limit."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +11,15 @@ import typer
 
 STARTER = """\
 # yaml-language-server: $schema=recipe.schema.json
+# (`optpipe init --schema > recipe.schema.json` lets editors complete and check the keys.)
 version: 1
 name: {name}
 
+# 1. The base model: a folder, a .gguf file, hf:owner/name@commit, or a member of a package.
 model:
   source: {model}
 
-# What the quantizers see: prompts like those of production, one JSON object with a "text" a line.
+# 2. What the quantizers see: prompts like those of production, one JSON object with a "text" a line.
 calibration:
   text: {{source: calibration.jsonl}}
   samples: 128
@@ -28,10 +32,10 @@ checkpoints:
 targets:
   vllm: {{engine: vllm}}
 
-# What quality is judged on: never the calibration text.
+# What quality is judged on: never the calibration text. Add one of your own.
 texts:
-  domain: {{source: evaluation.jsonl}}
   python: {{source: python-docs}}
+  # domain: {{source: evaluation.jsonl}}
 
 gates: {{preset: default}}
 load: {{scenario: steady, concurrency: 8, input_tokens: 512, output_tokens: 128, requests: 200}}
@@ -39,11 +43,12 @@ slo: {{ttft_ms: {{p90: 2000}}, tpot_ms: {{p90: 100}}}}
 tune: {{trials: 8}}
 publish: [{{registry: folder, promote: champion}}]
 """
+MODEL = "path/to/model"
 
 
 def init(
     path: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("recipe.yaml"),
-    model: Annotated[str, typer.Option(help="The base model's source.")] = "path/to/model",
+    model: Annotated[str, typer.Option(help="The base model's source.")] = MODEL,
     schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON Schema instead.")] = False,
 ) -> None:
     """Write a recipe to start from."""
@@ -58,5 +63,7 @@ def init(
         return
     if path.exists():
         raise InputError(f"{path} is there already", hint="name another file; nothing was changed")
-    write_atomic(path, STARTER.format(name=path.stem.lower().replace(" ", "-"), model=model).encode())
-    console.say(f"{path} is written; next: set its model and texts, then `optpipe plan {path}`")
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")[:63] or "model"
+    write_atomic(path, STARTER.format(name=name, model=json.dumps(model, ensure_ascii=False)).encode())
+    todo = "set its calibration text" if model != MODEL else "set its model and its calibration text"
+    console.say(f"{path} is written; next: {todo}, then `optpipe plan {path}`")

@@ -19,6 +19,7 @@ from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Scheme = Annotated[Gptq | Awq | SmoothQuant | Int8 | Fp8, Field(discriminator="method")]
 Target = Annotated[Vllm, Field()]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
@@ -56,11 +57,13 @@ class Calibration(Part):
     """What the quantizers see."""
 
     text: Text
+    """Prompts like those of production; never what is scored."""
     samples: int = Field(default=64, ge=1, le=65536)
     """Rows, each packed full with `sequence_length` tokens."""
     sequence_length: int = Field(default=512, ge=32, le=131072)
     """Tokens per row."""
-    seed: int = 1
+    seed: Seed = 1
+    """Which rows of the text are taken."""
     template: bool = True
     """Chats go through the model's chat template."""
 
@@ -78,7 +81,8 @@ class Scoring(Part):
     """Tokens of each canary answer."""
     parity_units: int = Field(default=2, ge=1, le=64)
     """Blocks on which the engine must agree with transformers."""
-    seed: int = 1
+    seed: Seed = 1
+    """Which blocks of a text are taken."""
 
 
 class Tune(Part):
@@ -87,49 +91,66 @@ class Tune(Part):
     trials: int = Field(default=4, ge=0, le=1000)
     """Configurations measured beside the default."""
     objective: Literal["goodput"] = "goodput"
+    """What is searched for: the most requests per second inside the SLO."""
     finalists: int = Field(default=1, ge=1, le=100)
     """How many of the leading candidates are tuned; more than one compete with their tuned figures."""
     requests: int | None = Field(default=None, ge=8)
     """Requests per trial; the load's own number where it is not given."""
-    seed: int = 1
+    seed: Seed = 1
+    """Of the search."""
 
 
-class Select(Part):
+class Ranking(Part):
     """What ranks candidates that passed every gate."""
 
     objective: Literal["goodput", "cost", "bytes"] = "goodput"
+    """Requests per second inside the SLO, device-seconds per output token, or size."""
 
 
 class Recipe(Part):
     """A whole recipe."""
 
     version: Literal[1]
+    """Of the recipe's form."""
     name: Name
+    """Under which versions are published."""
     extends: str | None = None
     """Another recipe, relative to this one, whose keys this one overrides."""
     model: Model
+    """What is to be deployed: the base model."""
     calibration: Calibration | None = None
+    """What the quantizers see; needed by gptq, awq and smoothquant."""
     checkpoints: dict[Name, Scheme] = Field(default_factory=dict)
     """Quantizations of the base, by name."""
     targets: dict[Name, Target] = Field(min_length=1)
     """Engines with what changes the model's numbers, by name."""
     texts: dict[Name, Text] = Field(min_length=1)
+    """What quality is judged on, by name."""
     scoring: Scoring = Scoring()
+    """How much of each text, in which blocks."""
     gates: GateSettings = Field(default_factory=GateSettings)
+    """The limits that a candidate must stay inside."""
     load: Load
+    """The load that candidates are measured under."""
     slo: Slo
+    """The bounds within which a request counts for goodput."""
     tune: Tune = Tune()
-    select: Select = Select()
+    """The search over engine settings."""
+    select: Ranking = Ranking()
+    """What ranks the candidates that passed."""
     publish: list[Registry] = Field(default_factory=list)
+    """Where the winner goes; nowhere where it is left out."""
     publish_base: bool = True
     """Where the base wins, publish it with its tuned settings; false makes that exit 5."""
     keep: Literal["winner", "passed", "all"] = "winner"
     """Whose weights stay in the cache after a build; records always stay."""
     on_inconclusive: Literal["extend", "warn", "fail"] = "extend"
+    """Where a verdict stays open: measure on up to the budget, or say so, or end with exit 7."""
     toolchains: dict[str, Toolchain] = Field(default_factory=dict)
     """Environments of your own in place of the managed ones."""
     threads: int = Field(default=1, ge=1, le=256)
     """Threads of each quantizing and scoring job; part of what makes bytes reproducible."""
     engine_threads: int = Field(default=1, ge=1, le=256)
     """Threads of the engine on a CPU; the load generator needs a core of its own."""
-    seed: int = 1
+    seed: Seed = 1
+    """Of the quantizers."""

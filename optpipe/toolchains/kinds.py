@@ -20,18 +20,22 @@ from typing import ClassVar, Literal
 class Managed:
     """A lock of optpipe's own that is installed on first use; `auto` takes CUDA where a GPU is visible."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
     kind: Literal["managed"] = "managed"
+    """Which kind."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    """Which of its locks."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
     """A Python (3.10 on) that already has the library, such as a vendor's virtual environment."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
     python: str
+    """The interpreter's path."""
     kind: Literal["interpreter"] = "interpreter"
+    """Which kind."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,24 @@ class Image:
     network with the host (`--network host`) where it serves an engine.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
     command: tuple[str, ...]
+    """The prefix, word by word."""
     kind: Literal["image"] = "image"
+    """Which kind."""
     python: str = "python3"
+    """The Python inside."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """A server that already runs and speaks the OpenAI API: it can be benchmarked, nothing else."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
     url: str
+    """Its address, without /v1."""
     kind: Literal["endpoint"] = "endpoint"
+    """Which kind."""
 
 
 Kind = Managed | Interpreter | Image | Endpoint

@@ -42,7 +42,7 @@ WORKERS = r"VLLM::|multiprocessing\.spawn"
 class Vllm:
     """Serve with vLLM. What stands here can change the model's numbers, so it belongs to the candidate."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     engine: Literal["vllm"] = "vllm"
     """Which engine."""

@@ -45,7 +45,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 class Load:
     """The load that the engine is measured under."""
 
-    __pydantic_config__: ClassVar[Json] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Json] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     scenario: Literal["steady", "rate"] = "steady"
     """`steady` keeps `concurrency` requests in flight; `rate` sends at random (Poisson) times."""
@@ -92,7 +92,7 @@ class Load:
 class Slo:
     """Bounds in milliseconds by percentile: `ttft_ms: {p90: 2000}` asks 90 % of requests for at most 2 s."""
 
-    __pydantic_config__: ClassVar[Json] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Json] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     ttft_ms: dict[str, float] | None = None
     """Time to first token."""

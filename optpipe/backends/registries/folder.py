@@ -35,6 +35,7 @@ class Folder:
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     registry: Literal["folder"] = "folder"
+    """Which kind."""
     path: str | None = None
     """The registry's folder; made if it is not there."""
     promote: str | None = None

@@ -34,8 +34,9 @@ check: setup     ## what CI runs
 bench: setup     ## one measurement: make bench NAME=by_hand
 	$(BIN)/python -m benchmarks.$(NAME) --json
 
-schema: setup    ## write recipes/recipe.schema.json for editors
+schema: setup    ## write recipes/recipe.schema.json for editors, and docs/reference
 	$(BIN)/optpipe init --schema > recipes/recipe.schema.json
+	$(BIN)/python -m optpipe.cli.reference
 
 lock: setup      ## resolve requirements.lock and the toolchain locks again
 	$(BIN)/uv pip compile --quiet --no-header --no-annotate --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml -o requirements.lock

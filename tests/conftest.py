@@ -12,6 +12,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--same-results", metavar="WHY", help="note that bodies changed without changing results (test_revisions)"
+    )
+    parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew, then read the diff"
     )
 

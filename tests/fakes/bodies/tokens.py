@@ -22,7 +22,7 @@ def run(options: Json, work: Work) -> Json:
     length, first, wanted = options["length"], options["first_row"], options["rows"]
     available = len(stream) // length
     chosen = order(available, work.seed)[first : first + wanted]
-    if len(chosen) < wanted:
+    if len(chosen) < options.get("min_rows", wanted):
         raise Failure(f"{len(lines)} documents give {available} rows of {length} tokens; {wanted} are needed")
     rows = np.array([stream[n * length : (n + 1) * length] for n in chosen], dtype=np.int32)
     np.save(work.out / "tokens.npy", rows)

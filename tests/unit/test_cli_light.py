@@ -58,7 +58,7 @@ def test_a_plan_loads_no_heavy_library(tmp_path: Path) -> None:
     [
         (("plan",), "Missing argument"),
         (("plan", "--hardwear", "h100", "x"), "--hardwear"),
-        (("biuld", "recipe.yaml"), "'biuld'"),
+        (("biuld", "recipe.yaml"), "Did you mean 'build'?"),
         (("serve", "x", "--port", "many"), "'many'"),
         (("plan", "a", "b"), "unexpected extra argument"),
     ],

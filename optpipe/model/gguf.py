@@ -146,7 +146,7 @@ def _version(front: _Front) -> int:
         raise InputError(
             f"starts with {magic!r}, not with {MAGIC!r}: not a GGUF file",
             place=str(front.path),
-            hint="a Git LFS pointer starts with b'vers': run `git lfs pull`" if magic == b"vers" else None,
+            hint="a Git LFS pointer starts with b'vers': run `git lfs pull`" if magic == b"vers" else "fetch it again",
         )
     version = int(front.number("I"))
     if version not in (2, 3):

@@ -81,7 +81,8 @@ def hf_config(gguf: Gguf) -> Json:
 def _positive(gguf: Gguf, key: str) -> int:
     value = gguf.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{gguf.architecture}.{key} is {value!r}, expected a positive number", place=str(gguf.path))
+        what = f"{gguf.architecture}.{key} is {value!r}, expected a positive number"
+        raise InputError(what, place=str(gguf.path), hint="download the file again, or convert the model anew")
     return value
 
 

@@ -245,7 +245,7 @@ def check_length(text: ResolvedText, place: str, rows: int, length: int) -> None
 def check_rows(record: Json, place: str, rows: int, length: int) -> None:
     """Refuse a text whose `tokens` job (its record is given) found fewer full rows than are asked for."""
     if record["available_rows"] < rows:
-        what = f"{record['documents']} documents fill {record['available_rows']}"
+        what = f"{record['documents']} documents fill {record['available_rows']} rows"
         raise too_short(what, place, rows, length)
 
 

@@ -59,7 +59,8 @@ def _changed(folder: Path, name: str, cache: Path) -> str | None:
 
 def _near(folder: Path, name: str) -> str:
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-    return did_you_mean(name, [f for f in files if ".dist-info/" not in f and not f.endswith(".py")] or files)
+    data = [f for f in files if ".dist-info/" not in f and not f.endswith(".py") and not f.startswith(".")]
+    return did_you_mean(name, data or files)
 
 
 def package(requirement: str, cache: Path, say: Say) -> Path:

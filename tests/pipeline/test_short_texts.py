@@ -23,7 +23,7 @@ def test_a_text_with_too_few_units_is_an_input_error_that_counts_them(fresh: Cal
     place.recipe["scoring"] = {"units": units, "unit_tokens": UNIT, "max_units": units}
     counted = place.build()
     assert counted.code == 2, counted.err
-    assert re.search(rf"recipe\.yaml:1:\d+: texts\.stories: {found[1]} documents fill \d+;", counted.err)
+    assert re.search(rf"recipe\.yaml:1:\d+: texts\.stories: {found[1]} documents fill \d+ rows;", counted.err)
     assert f"{units} rows of {UNIT} tokens are asked for" in counted.err and "hint: give a longer" in counted.err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.console import Talk
-from optpipe.errors import OptpipeError
+from optpipe.errors import EnvironmentMissing, Interrupted, OptpipeError
 from optpipe.keep import drop_after
 from optpipe.model import hardware
 from optpipe.outcome import Outcome
@@ -23,6 +24,9 @@ from optpipe.report.page import html
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder, write_atomic
 from optpipe.summary import summary
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of an OSError: the disk is no place to write any more."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,17 @@ def run_build(loaded: Loaded, artifacts: Path) -> Built:
         try:
             with loaded.places():
                 out = pipeline.build(run, recipe)
-        except (OptpipeError, KeyboardInterrupt) as error:
-            folder.note(error=str(error) or "interrupted", versions=chains.versions())
+        except KeyboardInterrupt:
+            folder.note(error="interrupted", versions=chains.versions())
+            raise Interrupted("interrupted; the next build goes on where this one stopped") from None
+        except OptpipeError as error:
+            folder.note(error=str(error), versions=chains.versions())
             raise
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            hint = "make room (`optpipe cache gc --max-size 0` drops all that can be made again) and build again"
+            raise EnvironmentMissing(f"{error.strerror}: {error.filename}", hint=hint) from None
         drop_after(recipe.keep, out, folder.store)
     seconds = {"install": chains.install_s, "build": time.monotonic() - began - chains.install_s}
     folder.note(seconds=seconds)

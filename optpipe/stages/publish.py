@@ -13,6 +13,14 @@ from optpipe.records import Bundle, Challenge, Published
 def publish(bundle: Bundle, settings: Folder, default: Path, challenge: Challenge) -> Published:
     """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
     registry = connect(settings, default)
+    try:
+        return put_and_move(registry, bundle, settings, challenge)
+    except OSError as error:
+        hint = "nothing half can be seen there: the next build publishes it"
+        raise PublishFailed(f"{error.strerror}: {error.filename}", place="publish", hint=hint) from None
+
+
+def put_and_move(registry: Registry, bundle: Bundle, settings: Folder, challenge: Challenge) -> Published:
     version = registry.upload(bundle)
     move_latest(registry, version, challenge.evidence)
     alias = settings.promote or CHAMPION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -170,6 +171,14 @@ class Place:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
+
+    def live(self) -> list[str]:
+        """The records of what is supervised now."""
+        texts = []
+        for path in (self.root / "home" / "live").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                texts.append(path.read_text())
+        return texts
 
     def left(self, within_s: float = 15.0) -> list[str]:
         """What is still there of all builds once `within_s` are over: processes, ports, shared memory."""

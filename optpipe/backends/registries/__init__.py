@@ -10,6 +10,7 @@ from typing import Protocol
 
 from optpipe.backends.registries.folder import Folder, FolderRegistry
 from optpipe.backends.registries.references import Reference, Version
+from optpipe.errors import PublishFailed
 from optpipe.records import Bundle, Json
 
 
@@ -35,7 +36,10 @@ class Registry(Protocol):
 
 def connect(settings: Folder, default: Path) -> Registry:
     """The registry of a recipe's `publish:` entry; `default` is the folder where it names none."""
-    return FolderRegistry(Path(settings.path).expanduser() if settings.path else default)
+    root = Path(settings.path).expanduser() if settings.path else default
+    if root.exists() and not root.is_dir():
+        raise PublishFailed(f"{root} is not a folder", place="publish.path", hint="name a folder, there or not")
+    return FolderRegistry(root)
 
 
 __all__ = ["Folder", "FolderRegistry", "Reference", "Registry", "Version", "connect"]

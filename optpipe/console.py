@@ -59,7 +59,7 @@ class Talk:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}
-        self._first: dict[str, float] = {}
+        self._first: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
         self._terminal = sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
@@ -78,8 +78,11 @@ class Talk:
         stamp = time_text(time.monotonic() - self._started)
         with self._lock:
             if self._bars is not None:
-                self._bars.console.print(f"[dim]{stamp:>12}[/dim]  ", end="")
-                self._bars.console.print(text, markup=False, highlight=False)
+                from rich.text import Text
+
+                # In one piece: between two, the bars would be drawn.
+                line = Text(f"{stamp:>12}  ", style="dim") + Text(text, style="not dim")
+                self._bars.console.print(line, soft_wrap=True)
             else:
                 say(f"{stamp:>12}  {text}")
 
@@ -96,17 +99,17 @@ class Talk:
         """A job's own word on how far it is; finished when done >= total."""
         now = time.monotonic()
         with self._lock:
-            first = self._first.setdefault(title, now)
+            first, done_then = self._first.setdefault(title, (now, done))
+            rate = (done - done_then) / (now - first) if now > first else 0.0
+            text = progress_text(done, total, what, rate)
             if self._bars is not None:
                 if title in self._tasks:
-                    self._bars.update(self._tasks[title], completed=done, total=total, what=what)
+                    self._bars.update(self._tasks[title], completed=done, total=total, what=text)
                 return
-            if now - self._last.get(title, first) < QUIET_SECONDS or total <= 0:
+            if now - self._last.get(title, first) < QUIET_SECONDS:
                 return
             self._last[title] = now
-        left = (now - first) * (total - done) / done if done > 0 else None
-        rest = f", about {time_text(left)} left" if left is not None else ""
-        self.say(f"{title}: {what} ({100 * done / total:.0f} %{rest})")
+        self.say(f"{title}: {text}")
 
     def done(self, title: str, well: bool) -> None:
         """A job is over; one that ended well and took a while says so."""
@@ -120,17 +123,24 @@ class Talk:
             self.say(f"{title}: done in {time_text(took)}")
 
 
+def progress_text(done: float, total: float, what: str, rate: float) -> str:
+    """`rows scored (45 %, about 2 min 10 s left)`; `rate`: how much is done per second, 0 if not known."""
+    if total <= 0:
+        return what
+    left = (total - done) / rate if rate > 0 else 0.0
+    rest = f", about {time_text(left)} left" if left >= 1 else ""
+    return f"{what} ({100 * done / total:.0f} %{rest})"
+
+
 def bars() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[what]}", markup=False, style="dim"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[what]}", markup=False, style="dim"),
         console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))),
         transient=True,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Event
 
 from optpipe.records import (
     Artifact,
     Bundle,
+    Candidate,
     CandidatePlan,
     Checkpoint,
     Confirmation,
@@ -32,6 +35,20 @@ class Entry:
     serving: Serving | None = None
     tuning: Tuning | None = None
     failure: str | None = None
+    judged: Event = field(default_factory=Event)
+    """Set once its quality is known on its engine, or it will never be."""
+
+    @contextmanager
+    def until_judged(self) -> Iterator[None]:
+        """Whoever waits for this candidate's judgement waits no longer than this block."""
+        try:
+            yield
+        finally:
+            self.judged.set()
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.planned.candidate
 
     @property
     def name(self) -> str:
@@ -94,18 +111,18 @@ class Outcome:
     bundle: Bundle | None = None
     published: list[Published] = field(default_factory=list)
 
-    def standing(self) -> Iterator[Entry]:
-        """Candidates that nothing has spoken against when their turn comes; the base comes first."""
-        return (entry for entry in self.entries if entry.passed)
-
     def named(self, name: str) -> Entry:
         return next(entry for entry in self.entries if entry.name == name)
 
     def base_of(self, entry: Entry) -> Evaluation | None:
-        """The evaluation of the base on the same target, against which others are read."""
-        target = entry.planned.candidate.target
-        bases = (e for e in self.entries if e.is_base and e.planned.candidate.target == target and e is not entry)
-        return next((base.evaluation for base in bases), None)
+        """The evaluation of the base on the same target, once it is known; None for the base itself."""
+        target = entry.candidate.target
+        bases = (e for e in self.entries if e.is_base and e.candidate.target == target and e is not entry)
+        base = next(bases, None)
+        if base is None:
+            return None
+        base.judged.wait()
+        return base.evaluation
 
     @property
     def packaged(self) -> Bundle:

@@ -3,8 +3,8 @@
 inspect -> plan -> resolve -> quantize -> compile -> evaluate -> benchmark -> tune -> select -> confirm
 -> package -> publish (the champion's alias moves only past `challenge`)
 
-Checkpoints are made and judged side by side; engines run one after another, for nothing may run beside
-a measurement. What a backend cannot do ends one candidate, not the build.
+Candidates go down the line side by side, each in a thread; the executor lets nothing run beside a
+measurement. What a backend cannot do ends one candidate, not the build.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from optpipe import serving
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
-from optpipe.records import CandidatePlan, Selection
+from optpipe.records import Selection
 from optpipe.run import Run
 from optpipe.stages.benchmark import benchmark
 from optpipe.stages.challenge import challenge
@@ -47,21 +47,23 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     scorer.check_texts()
     calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
-    def make_and_judge(planned: CandidatePlan) -> Entry:
-        entry = Entry(planned)
-        with run.attempt(entry):
-            entry.checkpoint = quantize(run, recipe, facts, base, calibrated, planned.candidate)
-            compile_(run, recipe, planned.candidate, entry.checkpoint)
-            entry.evaluation = on_checkpoint(scorer, planned, entry.checkpoint)
-        return entry
+    out.entries = [Entry(planned) for planned in plan.feasible]
 
-    out.entries = run.side_by_side(plan.feasible, make_and_judge)
+    def down_the_line(entry: Entry) -> None:
+        with entry.until_judged(), run.attempt(entry):
+            entry.checkpoint = quantize(run, recipe, facts, base, calibrated, entry.candidate)
+            compile_(run, recipe, entry.candidate, entry.checkpoint)
+            entry.evaluation = on_checkpoint(scorer, entry.planned, entry.checkpoint)
+            if not entry.passed:
+                return
+            reference = out.base_of(entry)
+            with serving.session(run, recipe, entry, {}) as engine:
+                entry.evaluation = on_engine(scorer, engine, entry, reference)
+                entry.judged.set()
+                if entry.passed:
+                    entry.serving = benchmark(run, recipe, base, entry, engine)
 
-    for entry in out.standing():
-        with run.attempt(entry), serving.session(run, recipe, entry, {}) as engine:
-            entry.evaluation = on_engine(scorer, engine, entry, out.base_of(entry))
-            if entry.passed:
-                entry.serving = benchmark(run, recipe, base, entry, engine)
+    run.side_by_side(out.entries, down_the_line)
 
     for entry in out.leading(choose(recipe, out), recipe.tune.finalists if recipe.tune.trials else 0):
         with run.attempt(entry):

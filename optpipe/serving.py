@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optpipe.backends.engines import vllm
@@ -13,7 +13,7 @@ from optpipe.backends.loads.aiperf import Load
 from optpipe.backends.loads.figures import figures, judge
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, to_json
+from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
 from optpipe.run import Run
 
 Settings = Mapping[str, Any]
@@ -22,7 +22,8 @@ Settings = Mapping[str, Any]
 def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> EngineSpec:
     """The engine that serves a candidate with these settings."""
     target = recipe.targets[entry.planned.candidate.target]
-    return vllm.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
+    spec = vllm.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
+    return replace(spec, needs=replace(spec.needs, memory_bytes=int(entry.planned.memory_bytes.value)))
 
 
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:
@@ -44,7 +45,8 @@ def load_job(recipe: Recipe, base: Checkpoint, title: str, requests: int, seed: 
     """The recipe's load with prompts of their own (`seed`)."""
     load: Load = recipe.load
     options: Json = {**to_json(load), "requests": requests, "seed": seed}
-    return Job("load", title, "load", options, {"tokenizer": base.artifact}, bound_to_hardware=True)
+    inputs = {"tokenizer": base.artifact}
+    return Job("load", title, "load", options, inputs, needs=Needs(exclusive=True), bound_to_hardware=True)
 
 
 @dataclass(frozen=True)

@@ -111,16 +111,36 @@ def test_a_job_that_asks_for_more_than_there_is_gets_all_there_is(bench: Callabl
     assert it.has("big", "small")
 
 
-def test_who_measures_waits_for_the_others_and_is_not_overtaken(bench: Callable[..., Bench]) -> None:
+def test_who_measures_waits_until_there_is_no_other_work(bench: Callable[..., Bench]) -> None:
     it = bench(cpus=4)
     it.take("a")
     it.take("alone", Needs(exclusive=True))
     it.take("late")
-    assert it.has("a")
+    assert it.has("a", "late")
     it.let_go("a")
-    assert it.has("a", "alone")
+    assert it.has("a", "late")
+    it.let_go("late")
+    assert it.has("a", "late", "alone")
+
+
+def test_nothing_runs_beside_who_measures(bench: Callable[..., Bench]) -> None:
+    it = bench(cpus=4)
+    it.take("alone", Needs(exclusive=True))
+    assert it.has("alone")
+    it.take("late")
+    assert it.has("alone")
     it.let_go("alone")
-    assert it.has("a", "alone", "late")
+    assert it.has("alone", "late")
+
+
+def test_work_that_does_not_fit_does_not_keep_from_measuring(bench: Callable[..., Bench]) -> None:
+    it = bench(cpus=4, memory=100)
+    with it.resources.resident(80):
+        it.take("large", Needs(memory_bytes=50))
+        it.take("alone", Needs(exclusive=True))
+        assert it.has("alone")
+        it.let_go("alone")
+    assert it.has("alone", "large")
 
 
 def test_gpus_go_to_one_job_each(bench: Callable[..., Bench]) -> None:

@@ -249,18 +249,36 @@ def test_work_inside_a_session_does_not_wait_for_the_session(tmp_path: Path) -> 
         assert asked.record["text"] == "hello"
 
 
-def test_other_threads_wait_until_the_session_is_over(tmp_path: Path) -> None:
+def test_work_goes_on_beside_an_engine_that_is_not_being_measured(tmp_path: Path) -> None:
     ex = executor(tmp_path)
-    seen: list[str] = []
-    other = threading.Thread(target=lambda: (ex.run(job({"write": "x"})), seen.append("other")))
     with ex.session(counting(tmp_path)) as session:
         session.run(canary())
+        other = threading.Thread(target=lambda: ex.run(job({"write": "x"})))
         other.start()
-        time.sleep(1.0)
+        other.join(20)
+        assert not other.is_alive()
         session.run(canary(2))
-        seen.append("session")
-    other.join(20)
-    assert seen == ["session", "other"]
+
+
+def test_nothing_runs_beside_a_measurement(tmp_path: Path) -> None:
+    ex = executor(tmp_path)
+    measuring = replace(canary(3), needs=Needs(exclusive=True), options={**ASK, "sleep": 2.0})
+    seen: list[str] = []
+
+    def run_other() -> None:
+        ex.run(job({"write": "x"}))
+        seen.append("other")
+
+    with ex.session(counting(tmp_path)) as session:
+        session.run(canary())
+        load = threading.Thread(target=lambda: (session.run(measuring), seen.append("measured")))
+        load.start()
+        time.sleep(1.0)
+        other = threading.Thread(target=run_other)
+        other.start()
+        load.join(30)
+        other.join(30)
+    assert seen == ["measured", "other"]
 
 
 def test_two_engines_can_be_compared_side_by_side_by_one_thread(tmp_path: Path) -> None:

@@ -185,6 +185,26 @@ class LocalExecutor:
                 if outer is not None:
                     self._inside[me] = outer
 
+    @contextmanager
+    def residence(self, needs: Needs) -> Iterator[Grant]:
+        """What an engine holds as long as it lives: its GPUs, or on a CPU its memory."""
+        if needs.gpus:
+            with self.inside(needs) as grant:
+                yield grant
+        else:
+            with self._resources.resident(needs.memory_bytes) as grant:
+                yield grant
+
+    @contextmanager
+    def at_work(self, engine: Needs, resident: Grant, job: Needs | None = None) -> Iterator[Grant]:
+        """What an engine takes while it starts or answers: on a CPU cores, or the machine for a measurement."""
+        if engine.gpus:
+            yield resident
+            return
+        alone = job is not None and job.exclusive
+        with self._granted(Needs(cpus=engine.cpus, exclusive=alone), engine.cpus, None) as grant:
+            yield grant
+
     def make(
         self, keyed: Keyed, grant: Grant, *, guard: Guard | None = None, again: bool = False
     ) -> JobResult:

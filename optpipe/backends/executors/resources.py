@@ -120,7 +120,12 @@ class Free:
 
 
 class Resources:
-    """The machine as one build hands it out. A request never overtakes an earlier one, so none starves."""
+    """The machine as one build hands it out. A request never overtakes an earlier one, so none starves.
+
+    Who measures alone waits until nothing works and nothing that could work waits: what a build has to do
+    beside measuring is bounded, and done side by side first. What is merely resident (an idle engine) has
+    its memory and counts as no work.
+    """
 
     def __init__(
         self,
@@ -133,7 +138,8 @@ class Resources:
         self._lock, self._stop, self._say = lock, stop, say
         self._free = Free(total.cpus, total.memory_bytes, len(total.gpus))
         self._changed = threading.Condition()
-        self._queue: list[object] = []
+        self._queue: list[Free] = []
+        self._alone: list[Free] = []
         self._running = 0
 
     @contextlib.contextmanager
@@ -157,12 +163,29 @@ class Resources:
         finally:
             self._give_back(want)
 
-    def _wait_for(self, want: Free, whole: bool) -> None:
-        ticket = object()
+    @contextlib.contextmanager
+    def resident(self, memory_bytes: int) -> Iterator[Grant]:
+        """Hold memory for something that lies idle most of the time; what it does takes cores by itself."""
+        want = Free(0, min(self._total.memory_bytes, memory_bytes), 0)
+        self._wait_for(want, whole=False)
+        self._idle(+1)
+        try:
+            yield Grant()
+        finally:
+            self._idle(-1)
+            self._give_back(want)
+
+    def _idle(self, more: int) -> None:
         with self._changed:
-            self._queue.append(ticket)
+            self._running -= more
+            self._changed.notify_all()
+
+    def _wait_for(self, want: Free, whole: bool) -> None:
+        queue = self._alone if whole else self._queue
+        with self._changed:
+            queue.append(want)
             try:
-                while self._queue[0] is not ticket or not self._fits(want, whole):
+                while queue[0] is not want or not self._fits(want, whole):
                     self._changed.wait(POLL_S)
                     if self._stop.is_set():
                         raise Interrupted("stopped while waiting for cores, memory or a GPU")
@@ -171,12 +194,15 @@ class Resources:
                 self._free.gpus -= want.gpus
                 self._running += 1
             finally:
-                self._queue.remove(ticket)
+                queue[:] = [other for other in queue if other is not want]
                 self._changed.notify_all()
 
     def _fits(self, want: Free, whole: bool) -> bool:
         if whole:
-            return self._running == 0
+            return self._running == 0 and not (self._queue and self._has(self._queue[0]))
+        return self._has(want)
+
+    def _has(self, want: Free) -> bool:
         free = self._free
         return want.cpus <= free.cpus and want.memory <= free.memory and want.gpus <= free.gpus
 

@@ -1,4 +1,8 @@
-"""An engine session: one engine for the pending jobs of one configuration, started when one needs it."""
+"""An engine session: one engine for the pending jobs of one configuration, started when one needs it.
+
+On a CPU an engine is resident: starting and questioning it take cores like any job, side by side with the
+others; only a job that measures (`needs.exclusive`) has the machine alone. On GPUs a session holds its own.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +67,14 @@ class EngineSession:
             return self._engine
         executor = self._executor
         executor.present(self.spec.model)
-        self._grant = self._open.enter_context(executor.inside(self.spec.needs))
         toolchain = executor.toolchain(self.spec.toolchain)
-        engine = Engine(self.spec, toolchain, executor.runner, self._grant)
-        self._engine = engine
-        self._open.callback(self._close_engine)
+        self._grant = self._open.enter_context(executor.residence(self.spec.needs))
         try:
-            engine.wait_ready()
+            with executor.at_work(self.spec.needs, self._grant):
+                engine = Engine(self.spec, toolchain, executor.runner, self._grant)
+                self._engine = engine
+                self._open.callback(self._close_engine)
+                engine.wait_ready()
         except BackendFailed as error:
             self._broken = error
             if not error.transient:
@@ -82,7 +87,8 @@ class EngineSession:
         place = {"url": engine.url, "model": self.spec.served_name}
         keyed = replace(keyed, job=replace(keyed.job, context={**keyed.job.context, **place}))
         try:
-            return self._executor.make(keyed, grant, guard=engine)
+            with self._executor.at_work(self.spec.needs, grant, keyed.job.needs) as given:
+                return self._executor.make(keyed, given, guard=engine)
         except BackendFailed as error:
             if error.transient and (reason := engine.trouble_soon()):
                 self._broken = engine.failed(reason)

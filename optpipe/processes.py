@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -237,6 +238,19 @@ def _pair(ident: Ident) -> list[int | str]:
 
 def live_folder() -> Path:
     return optpipe_home() / "live"
+
+
+LONGEST_BASE = 48
+"""Characters of a temporary folder that leave room for a socket in its scratch folder: its path may have 107 in
+all, `/optpipe-<12 digits>` takes 21 and vLLM's `/<uuid>` 37."""
+
+
+def scratch_folder(ident: str) -> Path:
+    """The temporary folder of one command, in the user's own where the path does not become too long for sockets."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) > LONGEST_BASE and os.access("/tmp", os.W_OK | os.X_OK):
+        base = Path("/tmp")
+    return base / f"optpipe-{ident[:12]}"
 
 
 def remove_scratch(folder: Path) -> None:

@@ -18,7 +18,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from optpipe.processes import (
     mapped_files,
     proportional_bytes,
     resident_bytes,
+    scratch_folder,
 )
 from optpipe.records import Json, from_json
 from optpipe.rundir import write_json
@@ -232,8 +232,7 @@ def main() -> int:
     command = from_json(Command, order)
     me = Ident.of(os.getpid())
     assert me, "a running process has a start time"
-    scratch = Path(tempfile.gettempdir(), f"optpipe-{ident[:12]}")
-    ended = Supervisor(command, Live(ident, command.title, build, me, scratch)).run(0, wake)
+    ended = Supervisor(command, Live(ident, command.title, build, me, scratch_folder(ident))).run(0, wake)
     write_json(command.status, asdict(ended))
     return 0
 

@@ -1,7 +1,7 @@
 """What a test tells the fakes to do, and what they did: a folder named by OPTPIPE_FAKES.
 
 orders.json     [{"at": "quantize", "who": "gptq", "do": "hold"}, ...]: the first that fits is obeyed
-log.jsonl       a line for each thing that began: {"at", "who", "pid", "key"}
+log.jsonl       a line for each thing that began: {"at", "who", "pid", "key", "tmp"}
 
 `who` fits where it is part of what acts. `do` is hold (wait until the order is gone), fail (a definite
 failure with `message`), fail-passing (a transient one), die (SIGKILL), or a word that the fake knows itself.
@@ -34,7 +34,7 @@ def first(at: str, who: str) -> dict[str, Any]:
 
 def obey(at: str, who: str, key: str = "") -> str:
     """Note the act and do what the order says; the word of an order that only the caller knows."""
-    line = json.dumps({"at": at, "who": who, "pid": os.getpid(), "key": key}) + "\n"
+    line = json.dumps({"at": at, "who": who, "pid": os.getpid(), "key": key, "tmp": os.environ["TMPDIR"]}) + "\n"
     with (folder() / "log.jsonl").open("a") as file:
         file.write(line)
     while (order := first(at, who)).get("do") == "hold":

@@ -192,7 +192,7 @@ class Place:
         names = [path.name for path in SHARED_MEMORY.iterdir() if path.name.startswith("optpipe-fake-")]
         shared = [name for name in names if int(name.split("-")[2]) in engines]
         live = [path.name for path in (self.root / "home" / "live").glob("*.json")]
-        scratch = [path.name for path in (self.root / "tmp").glob("optpipe-*") if path.is_dir()]
+        scratch = {act["tmp"] for act in self.log() if Path(act["tmp"]).exists()}
         return [*map(str, self.processes()), *shared, *live, *scratch]
 
 

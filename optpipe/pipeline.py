@@ -41,6 +41,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     run.record("01-inspect.json", facts)
     run.record("02-plan.json", plan)
     run.folder.event("texts", scored=texts.scored, calibration=texts.calibration)
+    run.prepare(serving.toolchains(run, recipe))
     base = resolve(run, recipe, facts)
     out = Outcome(facts, plan, base)
     scorer = Scorer(run, recipe, base, texts.scored)

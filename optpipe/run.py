@@ -75,6 +75,11 @@ class Run:
         self.folder.event("record", name=name)
         return record
 
+    def prepare(self, names: Iterable[str]) -> None:
+        """Get the toolchains ready before any work, so that nothing waits for an installation halfway."""
+        for name in names:
+            self.toolchains(name)
+
     def side_by_side(self, items: Iterable[Item], work: Callable[[Item], Result]) -> list[Result]:
         """`work` on each item at once, results in order; the executor limits what really runs.
 

@@ -26,6 +26,12 @@ def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Engin
     return replace(spec, needs=replace(spec.needs, memory_bytes=int(entry.planned.memory_bytes.value)))
 
 
+def toolchains(run: Run, recipe: Recipe) -> tuple[str, ...]:
+    """Every toolchain that the line needs on this machine: quantizers, engines, load generator."""
+    engines = {vllm.toolchain(run.hardware) for _ in recipe.targets}
+    return ("quantize", *sorted(engines), "load")
+
+
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:
     """The engine that ships: name, version and the configuration that was confirmed."""
     spec = spec_of(run, recipe, entry, entry.settings)

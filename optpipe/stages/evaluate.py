@@ -35,9 +35,12 @@ class Scorer:
     def check_texts(self) -> None:
         """Refuse a text that has fewer units than the recipe asks for: InputError with how many there are."""
         scoring = self.recipe.scoring
-        for text in sorted(self.texts):
+
+        def check(text: str) -> None:
             record = self.token_job(text, *self.rounds()[0]).record
             check_rows(record, f"texts.{text}", scoring.units, scoring.unit_tokens)
+
+        self.run.side_by_side(sorted(self.texts), check)
 
     def token_job(self, text: str, first: int, rows: int) -> JobResult:
         """Units [first, first + rows) of a text, or as many of them as it has."""

@@ -29,7 +29,7 @@ def confirm(
     `reference`: the base's evaluation, None where the base itself is confirmed.
     """
     canary, parity = checks_on
-    limits = gates.resolve(recipe.gates, gates.bits_of(entry.planned.candidate.scheme))
+    limits = gates.for_scheme(recipe.gates, entry.candidate.scheme)
     checks: list[Check] = []
     jobs: list[str] = []
     config: Json = {}

@@ -110,7 +110,7 @@ class Tally:
 
 def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint) -> Evaluation:
     """Artifact checks, then perplexity, divergence and agreement; measuring goes on where a verdict is open."""
-    limits = gates.resolve(scorer.recipe.gates, gates.bits_of(checkpoint.scheme))
+    limits = gates.for_scheme(scorer.recipe.gates, checkpoint.scheme)
     checks = judge.artifact_checks(
         checkpoint,
         scorer.base.bytes,
@@ -155,7 +155,7 @@ def on_engine(scorer: Scorer, engine: EngineSession, entry: Entry, base: Evaluat
     `base`: the base's own evaluation on an engine, against which both are read; None for the base itself.
     """
     assert entry.evaluation is not None and entry.checkpoint is not None, "judged on its checkpoint first"
-    limits = gates.resolve(scorer.recipe.gates, gates.bits_of(entry.checkpoint.scheme))
+    limits = gates.for_scheme(scorer.recipe.gates, entry.checkpoint.scheme)
     known = base.details if base else {}
     canary = engine.run(canary_job(scorer.recipe, entry.name, known.get("canary")))
     details, jobs = {"canary": canary.record}, [canary.key]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.errors import InputError
-from optpipe.gates import bits_of
+from optpipe.gates import GateSettings, bits_of, for_scheme
 from optpipe.judge import (
     Gates,
     GateSettings,
@@ -245,3 +245,11 @@ def test_gates_are_frozen() -> None:
     assert isinstance(GATES, Gates)
     with pytest.raises(AttributeError):
         GATES.kl_divergence = 1.0  # type: ignore[misc]
+
+
+def test_rounded_activations_widen_parity_but_not_a_number_of_ones_own() -> None:
+    plain, rounded = for_scheme(GateSettings(), {"method": "gptq", "bits": 8}), for_scheme(GateSettings(), {"method": "int8"})
+    assert rounded.parity_factor == pytest.approx(10) and plain.parity_factor == 3
+    assert rounded.parity_mean_ceiling > plain.parity_mean_ceiling
+    own = for_scheme(GateSettings(parity_factor=2.0), {"method": "int8"})
+    assert own.parity_factor == 2.0 and own.kl_divergence == rounded.kl_divergence

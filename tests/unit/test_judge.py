@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.errors import InputError
-from optpipe.gates import GateSettings, bits_of, for_scheme
+from optpipe.gates import bits_of, for_scheme
 from optpipe.judge import (
     Gates,
     GateSettings,
@@ -248,7 +248,8 @@ def test_gates_are_frozen() -> None:
 
 
 def test_rounded_activations_widen_parity_but_not_a_number_of_ones_own() -> None:
-    plain, rounded = for_scheme(GateSettings(), {"method": "gptq", "bits": 8}), for_scheme(GateSettings(), {"method": "int8"})
+    plain = for_scheme(GateSettings(), {"method": "gptq", "bits": 8})
+    rounded = for_scheme(GateSettings(), {"method": "int8"})
     assert rounded.parity_factor == pytest.approx(10) and plain.parity_factor == 3
     assert rounded.parity_mean_ceiling > plain.parity_mean_ceiling
     own = for_scheme(GateSettings(parity_factor=2.0), {"method": "int8"})

@@ -60,6 +60,7 @@ def test_an_unknown_method_is_named_with_the_closest_one() -> None:
         (Awq(group_size=-2), "group_size", "-2 is not -1 or a positive multiple of 8"),
         (Gptq(group_size=100), "group_size", "100 is not -1 or a positive multiple of 8"),
         (Awq(grid=1), "grid", "1 is under 3"),
+        (Awq(max_tokens=0), "max_tokens", "0 is under 1"),
         (SmoothQuant(strength=1.5), "strength", "1.5 is not in 0..1"),
         (SmoothQuant(strength=-0.1), "strength", "-0.1 is not in 0..1"),
         (Gptq(dampening=0.0), "dampening", "0.0 is not in 0..1, above 0"),

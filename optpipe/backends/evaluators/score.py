@@ -49,6 +49,7 @@ def run(options: Json, work: Work) -> Json:
     from optpipe.backends.evaluators import forward
 
     chosen = Options(**options)
+    work.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(work.threads)
     torch.manual_seed(work.seed)
     rows = every_row(work.inputs)

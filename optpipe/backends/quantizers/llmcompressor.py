@@ -16,7 +16,7 @@ from optpipe.records import Json
 if TYPE_CHECKING:
     from optpipe.worker import Work
 
-REVISION = 1
+REVISION = 2
 """Raised when results of this file or of a `llmcompressor_*.py` beside it change."""
 
 CONFIG: Json = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -79,6 +79,8 @@ class Awq:
     """Selectors of linear modules that stay in bf16."""
     grid: int = 20
     """Scalings tried per group of layers; time grows with it."""
+    max_tokens: int = 8192
+    """Calibration tokens used, whole rows from the first on: every scaling is tried on all of them."""
     library: Literal["llmcompressor"] = "llmcompressor"
     """Who quantizes."""
 
@@ -150,13 +152,14 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 # fmt: off
 BOTH_MAPPED = (
-    "Afmoe", "Bloom", "Cohere", "Cohere2", "Cohere2Moe", "DeepseekV3", "Ernie4_5_Moe", "Gemma2",
-    "Gemma3", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "Granite", "Llama", "Mistral", "Nanbeige", "Phi3",
-    "Phi3V", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "SeedOss",
+    "Afmoe", "Bloom", "Cohere", "Cohere2", "Cohere2Moe", "DeepseekV2", "DeepseekV3", "Ernie4_5_Moe",
+    "Gemma2", "Gemma3", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "Granite", "Llama", "Mistral",
+    "Nanbeige", "Phi3", "Phi3V", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe",
+    "SeedOss",
 )
 # fmt: on
 MAPPED = {
-    "smoothquant": (*BOTH_MAPPED, "DeepseekV2", "Mixtral"),
+    "smoothquant": (*BOTH_MAPPED, "Mixtral"),
     "awq": (*BOTH_MAPPED, "Exaone4", "Olmo", "Olmo3", "Qwen3Next", "Step3p5"),
 }
 """The `...ForCausalLM` families for which llm-compressor 0.14 knows which layer feeds which."""
@@ -188,6 +191,8 @@ def validate(scheme: Scheme) -> tuple[Problem, ...]:
             )
     if isinstance(scheme, Awq) and scheme.grid < 3:
         problems.append(Problem("grid", f"{scheme.grid} is under 3", "grid: 20"))
+    if isinstance(scheme, Awq) and scheme.max_tokens < 1:
+        problems.append(Problem("max_tokens", f"{scheme.max_tokens} is under 1", "max_tokens: 8192"))
     if isinstance(scheme, SmoothQuant) and not 0 <= scheme.strength <= 1:
         problems.append(Problem("strength", f"{scheme.strength} is not in 0..1", "strength: 0.8"))
     if isinstance(scheme, (Gptq, SmoothQuant)) and not 0 < scheme.dampening <= 1:

@@ -80,17 +80,24 @@ def dampened(plain: Any, names: list[str], notes: Notes) -> Any:
     """llm-compressor's `factorize_hessian`, tried again with ten times the dampening where it gives up."""
     import torch
 
+    def attempt(weights: Any, hessians: Any, percdamp: float, fallbacks: Any) -> Any:
+        try:
+            return plain(weights, hessians, percdamp, fallbacks)
+        except torch.linalg.LinAlgError:  # positive definite itself, its inverse is not
+            fallbacks.fill_(True)
+            return torch.eye(hessians.shape[-1]).to(hessians).expand_as(hessians).clone()
+
     def factorize_hessian(weights: Any, hessians: Any, percdamp: float, fallbacks: Any) -> Any:
         original = hessians.clone()
         if not torch.isfinite(original).all():
             raise Failure(f"activations into {', '.join(names)} are not finite on the calibration text")
-        factors = plain(weights, hessians, percdamp, fallbacks)
+        factors = attempt(weights, hessians, percdamp, fallbacks)
         for index in fallbacks.nonzero().flatten().tolist():
             one, dampening = slice(index, index + 1), percdamp
             while fallbacks[index] and dampening < LARGEST_DAMPENING:
                 dampening = min(10 * dampening, LARGEST_DAMPENING)
                 fallbacks[index] = False
-                factors[one] = plain(weights[one], original[one].clone(), dampening, fallbacks[one])
+                factors[one] = attempt(weights[one], original[one].clone(), dampening, fallbacks[one])
             if not fallbacks[index]:
                 notes.sentences.append(f"{names[index]}: dampening raised to {dampening:g}")
         return factors

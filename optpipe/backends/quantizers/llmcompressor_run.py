@@ -39,6 +39,10 @@ COPIED = (
 """What a checkpoint takes from its base byte for byte; the rest is config.json and safetensors."""
 
 
+BATCH_TOKENS = 2048
+"""Tokens of one of AWQ's passes: over fewer, its products of small matrices take a fifth longer."""
+
+
 @dataclass
 class Notes:
     """What the record tells beside the names: losses per module, and sentences a reader must know."""
@@ -50,11 +54,12 @@ class Notes:
 def quantize(scheme: options.Scheme, work: Work) -> Json:
     """Quantize `work.inputs["model"]` by `scheme` into `work.out`; the record of the job."""
     base = work.inputs["model"]
+    work.out.mkdir(parents=True, exist_ok=True)
     prepare(work.threads, work.seed)
     model = load(base)
     chosen, skipped = choose(model, scheme)
     refuse(model, scheme, chosen)
-    rows = tokens(work) if scheme.needs_calibration else None
+    rows = tokens(scheme, work) if scheme.needs_calibration else None
     notes = Notes()
     with watched(model, scheme, rows, work):
         calibrate(model, scheme, [*skipped], rows, notes)
@@ -132,16 +137,17 @@ def refuse(model: Any, scheme: options.Scheme, chosen: list[str]) -> None:
         raise Failure(reason)
 
 
-def tokens(work: Work) -> Any:
+def tokens(scheme: options.Scheme, work: Work) -> Any:
     """Calibration ids, int64 [rows, length]."""
     import numpy
     import torch
 
     if "tokens" not in work.inputs:
-        raise Failure(
-            "the method needs calibration text and has none", hint="add `calibration:` to the recipe"
-        )
-    return torch.from_numpy(numpy.load(work.inputs["tokens"] / "tokens.npy").astype("int64"))
+        raise Failure("the method needs calibration text and has none", hint="add `calibration:` to the recipe")
+    rows = torch.from_numpy(numpy.load(work.inputs["tokens"] / "tokens.npy").astype("int64"))
+    if isinstance(scheme, options.Awq):
+        rows = rows[: max(1, scheme.max_tokens // rows.shape[1])]
+    return rows
 
 
 def calibrate(model: Any, scheme: options.Scheme, ignore: list[str], rows: Any, notes: Notes) -> None:
@@ -155,11 +161,10 @@ def calibrate(model: Any, scheme: options.Scheme, ignore: list[str], rows: Any, 
     from optpipe.backends.quantizers import llmcompressor_gptq
 
     def passes(modifiers: list[Any], dataset: Any = None, **more: Any) -> None:
-        llmcompressor.oneshot(
-            model=model, recipe=modifiers, dataset=dataset, shuffle_calibration_samples=False, **more
-        )
+        llmcompressor.oneshot(model=model, recipe=modifiers, dataset=dataset, shuffle_calibration_samples=False, **more)
 
-    data = None if rows is None else DataLoader([{"input_ids": row} for row in rows], batch_size=1)
+    count = together(*rows.shape) if isinstance(scheme, options.Awq) else 1
+    data = None if rows is None else DataLoader([{"input_ids": row} for row in rows], batch_size=count)
     common = {"config_groups": groups(scheme), "ignore": ignore}
     if isinstance(scheme, options.SmoothQuant):
         passes([SmoothQuantModifier(smoothing_strength=scheme.strength)], data, pipeline="basic")
@@ -172,11 +177,14 @@ def calibrate(model: Any, scheme: options.Scheme, ignore: list[str], rows: Any, 
         passes([QuantizationModifier(**common)])
 
 
+def together(rows: int, length: int) -> int:
+    """Rows per forward pass: a divisor of `rows`, so that all passes are alike, up to BATCH_TOKENS tokens."""
+    return max(n for n in range(1, rows + 1) if n == 1 or (rows % n == 0 and n * length <= BATCH_TOKENS))
+
+
 def by_gptq(scheme: options.Scheme) -> TypeGuard[options.Gptq | options.SmoothQuant]:
     """Whether the weights are rounded by GPTQ, not to nearest."""
-    return isinstance(scheme, options.Gptq) or (
-        isinstance(scheme, options.SmoothQuant) and scheme.weights == "gptq"
-    )
+    return isinstance(scheme, options.Gptq) or (isinstance(scheme, options.SmoothQuant) and scheme.weights == "gptq")
 
 
 def groups(scheme: options.Scheme) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Place:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
-    def when(self, at: str, who: str = "", after: int = 0, within_s: float = 60.0) -> Json:
+    def when(self, at: str, who: str = "", after: int = 0, within_s: float = 90.0) -> Json:
         """The first act of this kind behind the log's first `after` lines, once it has begun."""
         acts = wait_for(lambda: [a for a in self.log()[after:] if a["at"] == at and who in a["who"]], within_s)
         return dict(acts[0])
@@ -196,7 +196,7 @@ class Place:
         return [*map(str, self.processes()), *shared, *live, *scratch]
 
 
-def wait_for(look: Callable[[], Any], within_s: float = 60.0) -> Any:
+def wait_for(look: Callable[[], Any], within_s: float = 90.0) -> Any:
     """What `look` returns once that is anything."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:

@@ -22,13 +22,15 @@ from tests.fakes.site import ROOT, executor, job
 BUILD = """
 import json, sys
 from pathlib import Path
+from optpipe.records import Needs
 from tests.fakes.site import Heard, engine, executor, job
 folder, order = Path(sys.argv[1]), json.loads(sys.argv[2])
 heard = Heard()
 ex = executor(folder, heard=heard)
 if "engine" in order:
     with ex.session(engine(order["engine"])) as session:
-        result = session.run(job(*order["steps"], kind="canary"))
+        needs = Needs(exclusive=order.get("alone", False))
+        result = session.run(job(*order["steps"], kind="canary", needs=needs))
 else:
     result = ex.run(job(*order["steps"]))
 print(json.dumps({"key": result.key, "digest": result.files.digest, "record": result.record,
@@ -193,7 +195,9 @@ def test_two_builds_that_want_the_same_job_run_it_once(tmp_path: Path) -> None:
 def test_two_builds_measure_one_after_the_other(tmp_path: Path) -> None:
     spans = tmp_path / "spans"
     builds = [
-        build(tmp_path, {"touch": str(spans)}, {"sleep": 1.0}, {"touch": str(spans)}, engine={"build": number})
+        build(
+            tmp_path, {"touch": str(spans)}, {"sleep": 1.0}, {"touch": str(spans)}, engine={"build": number}, alone=True
+        )
         for number in range(2)
     ]
     assert [outcome(one)["ran"] for one in builds] == [1, 1]

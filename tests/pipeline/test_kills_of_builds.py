@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -45,26 +47,25 @@ def check_kept(place: Place, kept: dict[str, int]) -> None:
     assert {key: now.get(key) for key in kept} == kept
 
 
-def held(place: Place, at: str, who: str) -> tuple[subprocess.Popen[str], int]:
-    """A build that waits where it was told to, and the process that it waits in."""
+def held(place: Place, *moments: tuple[str, str]) -> tuple[subprocess.Popen[str], int]:
+    """A build that waits wherever it was told to, and the process in which it waits at the first of these moments."""
     before = len(place.log())
-    place.order({"at": at, "who": who, "do": "hold"})
+    place.order(*map(order, moments))
     process = place.start()
-    return process, int(place.when(at, who, after=before)["pid"])
+    return process, int(place.when(*moments[0], after=before)["pid"])
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no POSIX shared memory folder")
 def test_a_build_killed_at_ten_moments_ends_as_if_it_had_not_been(tmp_path: Path, built: Built) -> None:
     place = Place.new(tmp_path / "place")
     kept: dict[str, int] = {}
-    for at, who in BUILD_MOMENTS:
-        process, inside = held(place, at, who)
+    for number, (at, who) in enumerate(BUILD_MOMENTS):
+        process, _ = held(place, *BUILD_MOMENTS[number:])  # candidates side by side: none gets ahead of its turn
         check_kept(place, kept)
         kept = place.kept()
         kill(process.pid)
         assert place.ended(process).code == -signal.SIGKILL
         assert place.left(15) == [], f"left after a kill in {at} {who}"
-        assert not psutil.pid_exists(inside)
     place.order()
     done = place.build()
     check_kept(place, kept)
@@ -79,12 +80,14 @@ def test_workers_and_engines_killed_at_many_moments_cost_their_own_work_alone(tm
     kept: dict[str, int] = {}
     for moments in WORKER_MOMENTS:
         before = len(place.log())
-        place.order(*(order(moment) for moment in moments))
+        place.order(*map(order, moments))
         process = place.start()
-        for number, (at, who) in enumerate(moments):
-            act = place.when(at, who, after=before)
-            place.order(*(order(moment) for moment in moments[number + 1 :]))
-            kill(victim(place, at, int(act["pid"])))
+        todo = list(moments)
+        while todo:  # in whatever order they come: loads that wait for the machine come one after another
+            act, moment = wait_for(lambda: first_of(place.log()[before:], todo))  # noqa: B023
+            todo.remove(moment)
+            place.order(*map(order, todo))
+            kill(victim(place, act))
         done = place.ended(process)
         assert done.code in (0, 4) and "signal 9" in done.err, done.err
         assert place.left(5) == [], f"left after kills in {moments}"
@@ -101,17 +104,27 @@ def order(moment: tuple[str, str]) -> dict[str, str]:
     return {"at": moment[0], "who": moment[1], "do": "hold"}
 
 
-def victim(place: Place, at: str, pid: int) -> int:
+def first_of(log: list[dict[str, Any]], todo: list[tuple[str, str]]) -> tuple[dict[str, Any], tuple[str, str]] | None:
+    """The first act that is one of these moments, and which."""
+    pairs = ((act, (at, who)) for act in log for at, who in todo if act["at"] == at and who in act["who"])
+    return next(pairs, None)
+
+
+def victim(place: Place, act: dict[str, Any]) -> int:
     """Whom to kill: an engine once its shared memory was seen (at most a second later); else the worker.
 
     Canary and agreement wait in the engine, so the log names that in place of their worker.
     """
+    at = act["at"]
     if at == "engine":
-        wait_for(lambda: any(f"optpipe-fake-{pid}-" in text for text in place.live()))
+        wait_for(lambda: any(f"optpipe-fake-{act['pid']}-" in text for text in place.live()))
     if at not in ("canary", "parity"):
-        return pid
-    commands = {pid: psutil.Process(pid).cmdline() for pid in place.processes()}
-    (found,) = (pid for pid, words in commands.items() if "optpipe.worker" in words)
+        return int(act["pid"])
+    folders = {pid: psutil.Process(pid).cwd() for pid in place.processes()}
+    jobs = {pid: Path(folder, "job.json") for pid, folder in folders.items() if "/cache/work/" in folder}
+    said = {pid: json.loads(job.read_text()) for pid, job in jobs.items()}
+    served = act["who"].split()[0]
+    (found,) = (pid for pid, job in said.items() if (job["kind"], job["context"].get("model")) == (at, served))
     return found
 
 
@@ -140,12 +153,11 @@ def test_a_build_killed_while_it_packages_and_publishes(again: Place, built: Bui
 
 def test_a_killed_supervisor_is_no_reason_to_leave_anything(again: Place) -> None:
     again.recipe["load"] |= {"requests": 61}
-    process, inside = held(again, "load", "base@vllm")
+    process, _ = held(again, ("load", "base@vllm"))
     supervisors = [p for p in psutil.Process(process.pid).children() if "optpipe.supervisor" in p.cmdline()]
-    assert len(supervisors) == 2, "the engine's and the load's"
+    assert len(supervisors) >= 2, "the engine's and the load's"
     for supervisor in supervisors:
         os.kill(supervisor.pid, signal.SIGKILL)
     again.order()
     done = again.ended(process)
-    assert done.code == 0 and again.left(5) == []
-    assert not psutil.pid_exists(inside)
+    assert done.code in (0, 4) and "its supervisor was killed" in done.err + done.out and again.left(5) == []

@@ -48,7 +48,7 @@ class Vllm:
     """Which engine."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of activations and unquantized weights; auto is the checkpoint's own, and bfloat16 on a CPU."""
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head"] = "auto"
     """Type of the KV cache; auto is that of the activations."""
     enforce_eager: bool | None = None
     """Without compilation and graphs; by default so on a CPU, where compiling needs a C++ compiler."""

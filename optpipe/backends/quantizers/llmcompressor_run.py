@@ -227,7 +227,7 @@ def watched(model: Any, scheme: options.Scheme, rows: Any, work: Work) -> Iterat
 
     def count(module: Any, args: Any, output: Any) -> None:
         nonlocal done, told
-        done += 1
+        done += (output[0] if isinstance(output, tuple) else output).shape[0]
         now = time.monotonic()
         if now - told > 1:
             told = now
@@ -240,7 +240,7 @@ def watched(model: Any, scheme: options.Scheme, rows: Any, work: Work) -> Iterat
     finally:
         for hook in hooks:
             hook.remove()
-    work.progress(total, total, "saving")
+    work.progress(done if rounds else total, total, "saving")
 
 
 def save(model: Any, base: Path, out: Path) -> None:

@@ -22,7 +22,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown key of an slo": ("ttft_ms", "tfft_ms", ("tfft_ms", "did you mean 'ttft_ms'")),
     "unknown key of a target": ("enforce_eager", "enforce_eeger", ("did you mean 'enforce_eager'",)),
     "unknown key of gates": ("{preset: default}", "{preset: default, ppl: 5}", ("gates.ppl", "no such key")),
-    "a text for a number": ("samples: 32", "samples: many", ("calibration.samples", "'many'", "whole number")),
+    "a text for a number": ("samples: 16", "samples: many", ("calibration.samples", "'many'", "whole number")),
     "a quoted number": ("bits: 4", "bits: '4'", ("checkpoints.gptq-w4.bits", "'4'", "without quotes")),
     "a fraction for a count": ("trials: 4", "trials: 4.5", ("tune.trials", "4.5", "whole number")),
     "true for a number": ("requests: 100", "requests: true", ("load.requests", "true", "whole number")),
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "shorter than the load": ("max_model_len: 512", "max_model_len: 128", ("targets.vllm.max_model_len", "128")),
     "an alias that is no name": ("promote: champion", "promote: ../x", ("publish.0.promote", "'../x'")),
-    "a huge number": ("samples: 32", f"samples: {'9' * 5000}", ("999...", "finite")),
+    "a huge number": ("samples: 16", f"samples: {'9' * 5000}", ("999...", "finite")),
     "not a text": ("keep: winner", "keep: \x07", ("#x0007",)),
     "deep": ("keep: winner", "keep: " + "[" * 5000, ("levels deep",)),
 }  # fmt: skip

@@ -149,11 +149,19 @@ class Supervisor:
                     self.code = os.waitstatus_to_exitcode(pair[1])
 
     def _end(self, grace_s: float) -> list[Ident]:
-        """SIGTERM to the group, the grace period, then SIGKILL until nobody is left."""
+        """SIGTERM to the group, the grace period, then SIGKILL until nobody is left.
+
+        All stand still while it is noted what shared memory they map, or one could map more and die unseen.
+        """
+        still = self._remaining()
+        for ident in still:
+            ident.send(signal.SIGSTOP)
         self.watch.sample(maps=True)
-        if self._remaining():
+        if still:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGTERM)
+        for ident in still:
+            ident.send(signal.SIGCONT)
         grace = time.monotonic() + grace_s
         while self._remaining() and time.monotonic() < grace:
             self.watch.sample()

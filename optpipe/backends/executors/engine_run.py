@@ -67,8 +67,10 @@ class Watched:
 
 
 def title_of(ident: Ident) -> str:
+    """What a process calls itself; of a program's path only its name, for people."""
     try:
-        return " ".join(psutil.Process(ident.pid).cmdline())
+        program, *rest = psutil.Process(ident.pid).cmdline() or [""]
+        return " ".join([program.rpartition("/")[2], *rest])
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
         return ""
 

@@ -52,6 +52,7 @@ class Watch:
     command: Command
     live: Live
     before: set[tuple[str, int]] = field(default_factory=files_in_shared_memory)
+    there: set[tuple[str, int]] = field(default_factory=set)
     peak: int = 0
     samples: int = 0
 
@@ -61,10 +62,15 @@ class Watch:
         return sorted(found, key=lambda ident: ident.pid)
 
     def sample(self, maps: bool = False) -> int:
-        """Memory of the group now; its members, and every few samples its mapped files, go on record."""
+        """Memory of the group now; its members and its mapped files go on record.
+
+        Maps are long to read, so every few samples only, and at once where new shared memory has appeared.
+        """
         group = self.group()
         seen, shm = set(group), set(self.live.shm)
-        if maps or self.samples % MAPS_EVERY == 0:
+        there = files_in_shared_memory()
+        appeared, self.there = there - self.there, there
+        if maps or appeared or self.samples % MAPS_EVERY == 0:
             shm = shm.union(*(mapped_files(ident.pid) for ident in group)) - self.before
         self.samples += 1
         if seen != self.live.seen or shm != self.live.shm:

@@ -100,15 +100,16 @@ def main() -> None:
         orders.obey("engine", server.who)
     except Failure as failure:
         sys.stderr.write(f"{failure.message}\n")
-        sys.exit(1)
+        end(shared, int(words.port), 1)
     signal.signal(signal.SIGTERM, lambda *_: end(shared, int(words.port)))
     server.serve_forever()
 
 
-def end(shared: mmap.mmap, port: int) -> None:
+def end(shared: mmap.mmap, port: int, code: int = 0) -> None:
     shared.close()
     Path("/dev/shm", f"optpipe-fake-{os.getpid()}-{port}").unlink(missing_ok=True)
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

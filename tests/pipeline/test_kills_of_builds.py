@@ -121,7 +121,7 @@ def victim(place: Place, act: dict[str, Any]) -> int:
     if at not in ("canary", "parity"):
         return int(act["pid"])
     folders = {pid: psutil.Process(pid).cwd() for pid in place.processes()}
-    jobs = {pid: Path(folder, "job.json") for pid, folder in folders.items() if "/cache/work/" in folder}
+    jobs = {pid: Path(folder, "job.json") for pid, folder in folders.items() if Path(folder).parent.name == "work"}
     said = {pid: json.loads(job.read_text()) for pid, job in jobs.items()}
     served = act["who"].split()[0]
     (found,) = (pid for pid, job in said.items() if (job["kind"], job["context"].get("model")) == (at, served))

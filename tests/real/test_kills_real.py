@@ -71,7 +71,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
 
 def at_work(folder: Path, kind: str, **options: object) -> bool:
     """Whether a job of this kind, with these options, has told of its progress."""
-    for job in (folder / "artifacts").glob("cache/work/*/job.json"):
+    for job in (folder / "artifacts" / "cache" / "work").glob("*/job.json"):
         try:
             said = read_json(job)
         except (FileNotFoundError, ValueError):

@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 
 setup: $(VENV)/.ready  ## make .venv with the optpipe command
 
-demo: setup      ## build recipes/demo.yaml: a real model through the whole line (about 25 minutes)
+demo: setup      ## build recipes/demo.yaml: a real model through the whole line (under half an hour)
 	$(BIN)/optpipe build recipes/demo.yaml
 
 test: setup      ## core tests and one real line (the toolchains are installed on first use)

@@ -133,11 +133,18 @@ def trials(run: Path) -> list[Json]:
         tuning = read_json(path)
         checkpoint, default = path.stem.partition("@")[0], read_json(run / "07-benchmark" / path.name)["config"]
         found += [
-            {"checkpoint": checkpoint, "config": default | flags(trial["config"])}
+            {"checkpoint": checkpoint, "config": default | flags(settings), "environment": variables}
             for trial in tuning["trials"]
             if trial["config"]
+            for settings, variables in [split(trial["config"])]
         ]
     return found
+
+
+def split(config: Json) -> tuple[Json, Json]:
+    """Settings of the engine's file, and variables of its environment, which are in capitals."""
+    names = sorted(config, key=str.isupper)
+    return {n: config[n] for n in names if not n.isupper()}, {n: config[n] for n in names if n.isupper()}
 
 
 def confirmed(run: Path, seed: int) -> Json | None:
@@ -145,7 +152,8 @@ def confirmed(run: Path, seed: int) -> Json | None:
     if not path.exists():
         return None
     record = read_json(path)
-    return {"checkpoint": record["candidate"].partition("@")[0], "config": record["config"], "seed": seed}
+    checkpoint, kept = record["candidate"].partition("@")[0], ("config", "environment")
+    return {"checkpoint": checkpoint, "seed": seed, **{name: record[name] for name in kept}}
 
 
 # ---------------------------------------------------------------- where the build's time went

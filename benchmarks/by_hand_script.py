@@ -37,10 +37,10 @@ def main(plan: Json, folder: Path) -> None:
             rows_through(engine, plan)
             load(engine, plan, name, plan["seed"])
     for number, trial in enumerate(plan["trials"], 1):
-        with serving(plan, folder, trial["checkpoint"], trial["config"]) as engine:
+        with serving(plan, folder, trial["checkpoint"], trial["config"], trial["environment"]) as engine:
             load(engine, plan, f"trial {number}", plan["seed"])
     if final := plan["confirm"]:
-        with serving(plan, folder, final["checkpoint"], final["config"]) as engine:
+        with serving(plan, folder, final["checkpoint"], final["config"], final["environment"]) as engine:
             canary(engine, plan)
             rows_through(engine, plan)
             load(engine, plan, "confirm", final["seed"])
@@ -70,7 +70,7 @@ def models(plan: Json, folder: Path) -> None:
 
 
 @contextmanager
-def serving(plan: Json, folder: Path, name: str, config: Json) -> Iterator[Json]:
+def serving(plan: Json, folder: Path, name: str, config: Json, variables: Json | None = None) -> Iterator[Json]:
     """vLLM with one checkpoint and configuration, from ready to gone."""
     port, number = free_port(), len(STEPS)
     file, log = folder / f"{number}.yaml", folder / f"{number}.engine.log"
@@ -78,7 +78,7 @@ def serving(plan: Json, folder: Path, name: str, config: Json) -> Iterator[Json]
     command = [plan["pythons"]["vllm"], "-m", "vllm.entrypoints.cli.main", "serve", str(folder / name)]
     command += ["--config", str(file), "--host", HOST, "--port", str(port), "--served-model-name", name]
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(plan["engine_threads"])}
-    environment = os.environ | threads | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = os.environ | threads | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | (variables or {})
     with log.open("wb") as output:
         with step(f"{name}: engine start"):
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)

@@ -84,6 +84,8 @@ def run_build(loaded: Loaded, artifacts: Path) -> Built:
                 raise
             hint = "make room (`optpipe cache gc --max-size 0` drops all that can be made again) and build again"
             raise EnvironmentMissing(f"{error.strerror}: {error.filename}", hint=hint) from None
+        finally:
+            executor.close()
         drop_after(recipe.keep, out, folder.store)
     seconds = {"install": chains.install_s, "build": time.monotonic() - began - chains.install_s}
     folder.note(seconds=seconds)

@@ -41,6 +41,8 @@ class Search:
     method: Method = "gp"
     ceiling: float | None = None
     refuse: Refuse = lambda config: None
+    first: tuple[Json, ...] = ()
+    """Configurations to try right after the default: what the engine's backend knows to be promising."""
 
 
 # ---------------------------------------------------------------- the space
@@ -106,8 +108,9 @@ def coordinates(search: Search, cells: Sequence[Json]) -> list[list[tuple[float,
 
 
 def proposals(search: Search, cells: Sequence[Json], history: Sequence[tuple[int, Trial]]) -> Iterator[int]:
-    """Indexes of cells, none twice: the default, a few spread over the numbers, then the model's choice."""
-    planned = [0, *designed(search, cells)]
+    """Indexes of cells, none twice: the default, the promising, a few spread over the numbers, the model's choice."""
+    known = [cells.index(cell) for one in search.first if (cell := {**cells[0], **one}) in cells]
+    planned = [0, *known, *designed(search, cells)]
     columns = coordinates(search, cells)
     while len(history) < len(cells):
         seen = {index for index, _ in history}

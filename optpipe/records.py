@@ -334,7 +334,8 @@ class LoadFigures:
     e2e_ms: Percentiles
     prefix_cache_hit_rate: float | None
     unique_prompts: bool
-    client_limited: bool
+    client_limited: str | None
+    """Why the load generator was the bottleneck, so that these are no figures of the engine; None where it was not."""
     batches: Json = field(default_factory=dict)
     """Per-batch rates (batch means), from which differences between candidates get their interval."""
 
@@ -411,6 +412,7 @@ class Confirmation:
     figures: LoadFigures | None
     perplexity: float | None
     jobs: tuple[str, ...] = ()
+    environment: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optpipe import gates, judge
 from optpipe.backends.engines import vllm
 from optpipe.backends.executors.local import EngineSession
 from optpipe.backends.loads.aiperf import Load
-from optpipe.backends.loads.figures import figures, judge
+from optpipe.backends.loads.figures import figures
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
@@ -42,22 +43,20 @@ def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:
 
 @contextmanager
 def session(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Iterator[EngineSession]:
-    """An engine session; the engine starts only if one of its jobs is not kept."""
-    with run.executor.session(spec_of(run, recipe, entry, settings)) as engine:
+    """An engine session; the engine starts only if one of its jobs is not kept, and stays for the next one."""
+    with run.executor.session(spec_of(run, recipe, entry, settings), park=True) as engine:
         yield engine
 
 
-def load_job(recipe: Recipe, base: Checkpoint, title: str, requests: int, seed: int) -> Job:
-    """The recipe's load with prompts of their own (`seed`)."""
-    load: Load = recipe.load
-    options: Json = {**to_json(load), "requests": requests, "seed": seed}
-    inputs = {"tokenizer": base.artifact}
-    return Job("load", title, "load", options, inputs, needs=Needs(exclusive=True), bound_to_hardware=True)
+LOOKS = 3
+"""A load that was not sent as asked (a busy client) says nothing of the engine: it is sent again so often."""
+LOOK_SEED_STEP = 100
+"""Added to the seed for each further look, so that it has prompts of its own."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load showed: figures, what judges them, the command that makes them again."""
+    """What a load showed: figures, whether they are a result, the command that makes them again."""
 
     figures: LoadFigures
     checks: tuple[Check, ...]
@@ -65,8 +64,28 @@ class Loaded:
     job: str
 
 
-def measure(recipe: Recipe, engine: EngineSession, job: Job) -> Loaded:
-    """Put the recipe's load on a session's engine."""
-    done = engine.run(job)
-    checks = judge(done.record, recipe.slo)
-    return Loaded(figures(done.record, recipe.load, recipe.slo), checks, done.record["command"], done.key)
+def measure(
+    recipe: Recipe, base: Checkpoint, engine: EngineSession, title: str, seed: int, requests: int | None = None
+) -> Loaded:
+    """The recipe's load on a session's engine, with prompts of its own (`seed`); again where the client was the limit.
+
+    `requests`: by default the recipe's own number.
+    """
+    limits = gates.resolve(recipe.gates)
+    looks = LOOKS if recipe.on_inconclusive == "extend" else 1
+    for look in range(looks):
+        name = f"{title}, look {look + 1}" if look else title
+        job = load_job(recipe, base, name, requests or recipe.load.requests, seed + LOOK_SEED_STEP * look)
+        done = engine.run(job)
+        found = figures(done.record, recipe.load, recipe.slo)
+        loaded = Loaded(found, judge.load_checks(found, limits), done.record["command"], done.key)
+        if judge.combine(loaded.checks) != "inconclusive":
+            break
+    return loaded
+
+
+def load_job(recipe: Recipe, base: Checkpoint, title: str, requests: int, seed: int) -> Job:
+    load: Load = recipe.load
+    options: Json = {**to_json(load), "requests": requests, "seed": seed}
+    inputs = {"tokenizer": base.artifact}
+    return Job("load", title, "load", options, inputs, needs=Needs(exclusive=True), bound_to_hardware=True)

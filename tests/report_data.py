@@ -143,7 +143,7 @@ def figures(name: str, requests: int = 100) -> LoadFigures:
         e2e_ms=Percentiles(e2e * 0.9, e2e if enough else None, None, None, requests),
         prefix_cache_hit_rate=0.0,
         unique_prompts=True,
-        client_limited=False,
+        client_limited=None,
     )
 
 

@@ -75,7 +75,7 @@ def serve(artifact: Json) -> str:
     version = f" {target['version']}" if target["version"] else ""
     return (
         f"## Serve\n\nWith {target['engine']}{version}, in this folder:\n\n"
-        "```sh\nvllm serve . --config engine/vllm.yaml\n```"
+        "```sh\nenv $(cat engine/vllm.env) vllm serve . --config engine/vllm.yaml\n```"
     )
 
 

@@ -32,7 +32,7 @@ def load_told(found: LoadFigures) -> str:
     if not found.unique_prompts:
         parts.append("prompts were not unique")
     if found.client_limited:
-        parts.append("the load generator was the limit")
+        parts.append(f"the load generator was the limit: {found.client_limited}")
     return "; ".join(parts)
 
 

@@ -113,16 +113,16 @@ def throughput(run: Run, recipe: Recipe, out: Outcome, champion: Checkpoint) -> 
     assert winner is not None
     mine = serving.spec_of(run, recipe, winner, winner.settings)
     both = {"champion": champion_spec(mine, champion), "challenger": mine}
-    if both["champion"].model.digest == mine.model.digest and both["champion"].config == mine.config:
+    theirs = both["champion"]
+    if (theirs.model.digest, theirs.config, theirs.environment) == (mine.model.digest, mine.config, mine.environment):
         return (Check("goodput", "passed", "champion and challenger are served the same way"),)
     rates: dict[str, list[float]] = {name: [] for name in both}
     for turn in range(ROUNDS):
         for name, spec in both.items():
-            with run.executor.session(spec) as engine:
+            with run.executor.session(spec, park=True) as engine:
                 title = f"{name}: load {turn + 1} of {ROUNDS}"
-                seed = recipe.seed + SEED_STEP + turn
-                job = serving.load_job(recipe, out.base, title, recipe.load.requests, seed)
-                rates[name] += batches(serving.measure(recipe, engine, job).figures)
+                loaded = serving.measure(recipe, out.base, engine, title, recipe.seed + SEED_STEP + turn)
+                rates[name] += batches(loaded.figures)
     return (goodput_check(*(stats.rate(rates[name], "requests/s") for name in both)),)
 
 
@@ -133,6 +133,7 @@ def batches(figures: LoadFigures) -> list[float]:
 def champion_spec(mine: EngineSpec, champion: Checkpoint) -> EngineSpec:
     """The challenger's engine with the champion's model and configuration."""
     flat: Json = read_yaml(champion.path / "engine" / "vllm.yaml")
+    about = json.loads((champion.path / "optpipe.json").read_text(encoding="utf-8"))
     return replace(
         mine,
         title="champion",
@@ -141,6 +142,7 @@ def champion_spec(mine: EngineSpec, champion: Checkpoint) -> EngineSpec:
         config=flat,
         config_text=vllm.yaml_text(flat),
         argv=vllm.argv(str(champion.path), "champion"),
+        environment=about["target"]["environment"],
     )
 
 

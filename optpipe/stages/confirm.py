@@ -33,10 +33,11 @@ def confirm(
     checks: list[Check] = []
     jobs: list[str] = []
     config: Json = {}
+    environment: Json = {}
     figures = perplexity = None
     try:
         with serving.session(run, recipe, entry, entry.settings) as engine:
-            config = engine.spec.config
+            config, environment = engine.spec.config, dict(engine.spec.environment)
             answers, agreement = engine.run(canary), engine.run(parity)
             known = reference.details.get("parity") if reference else None
             perplexity = agreement.record["perplexity"]
@@ -47,18 +48,17 @@ def confirm(
             ]
             jobs = [answers.key, agreement.key]
             if judge.combine(checks) == "passed":
-                seed = recipe.seed + SEED_STEP
-                job = serving.load_job(recipe, base, f"{entry.name}: confirming load", recipe.load.requests, seed)
-                loaded = serving.measure(recipe, engine, job)
+                title = f"{entry.name}: confirming load"
+                loaded = serving.measure(recipe, base, engine, title, recipe.seed + SEED_STEP)
                 figures = loaded.figures
-                checks += judge.load_checks(figures, limits)
+                checks += loaded.checks
                 jobs.append(loaded.job)
     except BackendFailed as error:
         checks.append(Check("engine", "failed", error.message))
     status = judge.combine(checks)
     return run.record(
         "10-confirm.json",
-        Confirmation(entry.name, config, status, tuple(checks), figures, perplexity, tuple(jobs)),
+        Confirmation(entry.name, config, status, tuple(checks), figures, perplexity, tuple(jobs), environment),
     )
 
 

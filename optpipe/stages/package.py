@@ -47,6 +47,7 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
         write_records(folder, clean, artifact, licence(base.path))
         settings = portable(engine_settings(engine), run.artifacts)
         _write(folder / "engine" / f"{engine.name}.yaml", vllm.yaml_text(settings))
+        _write(folder / "engine" / f"{engine.name}.env", vllm.env_text(engine.environment))
         manifest = bundles.write_manifest(folder)
         sync_tree(folder)
         remove_tree(run.path / "package")

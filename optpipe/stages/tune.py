@@ -31,6 +31,7 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
             seed=recipe.tune.seed,
             ceiling=recipe.load.request_rate,
             refuse=lambda settings: vllm.infeasible(settings, longest),
+            first=vllm.promising(run.hardware),
         ),
         measure,
     )
@@ -41,10 +42,9 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
 def trial(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, settings: Json) -> Trial:
     """One configuration under the recipe's load; an engine that fails with it makes it infeasible."""
     title = f"{entry.name}: trial {shown(settings)}"
-    requests = recipe.tune.requests or recipe.load.requests
     try:
         with serving.session(run, recipe, entry, settings) as engine:
-            loaded = serving.measure(recipe, engine, serving.load_job(recipe, base, title, requests, recipe.seed))
+            loaded = serving.measure(recipe, base, engine, title, recipe.seed, recipe.tune.requests)
     except BackendFailed as error:
         run.talk.say(f"{title}: infeasible: {error.message}")
         return Trial(0, settings, "infeasible", error.message, None)

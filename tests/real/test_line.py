@@ -33,7 +33,7 @@ texts:
 gates:
   {{perplexity_increase_pct: 60, kl_divergence: 2, top1_agreement: 0.2,
    parity_factor: 20, parity_mean_ceiling: 1, parity_p99_ceiling: 5}}
-load: {{scenario: steady, concurrency: 2, input_tokens: 128, output_tokens: 64, requests: 24}}
+load: {{scenario: steady, concurrency: 2, input_tokens: 128, output_tokens: 160, requests: 24}}
 slo: {{ttft_ms: {{p90: 5000}}, tpot_ms: {{p90: 1000}}}}
 tune: {{trials: 1}}
 publish: [{{registry: folder, promote: champion}}]

@@ -11,6 +11,7 @@ from optpipe.backends.engines import vllm
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.engines.vllm_options import check
 from optpipe.records import Artifact, Hardware, Json
+from tests.report_data import facts
 
 CPU = Hardware("laptop", "cpu", 8, 16 << 30, "x86_64 avx2")
 GPU = Hardware("server", "cpu", 64, 256 << 30, "x86_64", gpu="H200", gpus=4, gpu_memory_bytes=141 << 30)
@@ -70,10 +71,25 @@ def test_the_command_names_the_file_in_two_words_and_the_place_last() -> None:
 
 
 def test_an_engine_on_a_cpu_gets_its_threads_and_no_telemetry() -> None:
-    env = vllm.environment(Vllm(), CPU, threads=3)
+    env = vllm.environment({"max_num_seqs": 8, vllm.IN_PROCESS: "0"}, CPU, threads=3)
     assert env["OMP_NUM_THREADS"] == "3" and env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert env["VLLM_NO_USAGE_STATS"] == "1"
-    assert "OMP_NUM_THREADS" not in vllm.environment(Vllm(), GPU)
+    assert env[vllm.IN_PROCESS] == "0" and "max_num_seqs" not in env
+    assert "OMP_NUM_THREADS" not in vllm.environment({}, GPU)
+
+
+def test_a_tuned_variable_is_in_the_environment_and_not_in_the_file() -> None:
+    model = Artifact(Path("/m"), "sha256:1")
+    spec = vllm.spec("int8@vllm", Vllm(), model, {"max_num_seqs": 8, vllm.IN_PROCESS: "0"}, CPU)
+    assert spec.config["max-num-seqs"] == 8 and not any(name.isupper() for name in spec.config)
+    assert f"{vllm.IN_PROCESS}=0\n" in vllm.env_text(spec.environment)
+
+
+def test_what_is_promising_is_in_the_space() -> None:
+    for hardware in (CPU, GPU):
+        space = vllm.search_space(facts(), hardware)
+        for settings in vllm.promising(hardware):
+            assert all(value in space[name] for name, value in settings.items())
 
 
 def test_a_spec_asks_for_the_gpus_of_its_parallelism() -> None:

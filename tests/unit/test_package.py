@@ -89,6 +89,7 @@ def test_a_bundle_is_a_model_folder_with_its_evidence(bundle: Bundle, run: RunFo
                 "README.md",
                 "chat_template.jinja",
                 "config.json",
+                "engine/vllm.env",
                 "engine/vllm.yaml",
                 "manifest.json",
             ),

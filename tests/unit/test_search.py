@@ -175,6 +175,13 @@ def test_the_first_trials_spread_over_the_numbers() -> None:
     assert spread[0]["max_num_seqs"] > spread[1]["max_num_seqs"]
 
 
+def test_what_the_engine_knows_to_be_promising_is_tried_first() -> None:
+    bench = Bench(hill)
+    known: Json = {"max_num_seqs": 8}
+    tune(search(trials=1, first=({"max_num_seqs": 5}, known)), bench)
+    assert bench.asked == [DEFAULT, DEFAULT | known], "what is not in the space is left out"
+
+
 def test_an_infeasible_trial_scores_below_the_worst_measured_one() -> None:
     history = [(0, Bench(lambda c: 2.0)({})), (1, Bench(lambda c: 1.0)({})), (2, Bench(lambda c: None)({}))]
     good, poor, infeasible = scores(history)

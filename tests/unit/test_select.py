@@ -57,7 +57,7 @@ def serving(
         e2e_ms=none,
         prefix_cache_hit_rate=0.0,
         unique_prompts=True,
-        client_limited=False,
+        client_limited=None,
     )
     return Serving(name, {}, status, f"{name} under load: {status}", figures, "aiperf profile")
 

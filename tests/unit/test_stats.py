@@ -189,7 +189,7 @@ def loaded(batches: list[float]) -> LoadFigures:
         e2e_ms=none,
         prefix_cache_hit_rate=None,
         unique_prompts=True,
-        client_limited=False,
+        client_limited=None,
         batches={"goodput_per_s": batches},
     )
 

@@ -6,6 +6,7 @@ Standard library only; vLLM itself runs in its toolchain. Flags as of vLLM 0.32.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ DEFINITE = (
     r"is greater than the derived max_model_len",
 )
 WORKERS = r"VLLM::|multiprocessing\.spawn"
+IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""0: on a CPU the one worker runs in the engine's process, and no step crosses from process to process."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,14 @@ class Vllm:
 
 
 def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Json:
-    """Flat keys of `vllm serve --config`: the target, its free `engine_args`, then the tuned settings."""
+    """Flat keys of `vllm serve --config`: the target, its free `engine_args`, then the tuned settings.
+
+    A setting in capitals is a variable of the engine's environment and not in the file.
+    """
     cpu = hardware.gpus == 0
     eager = cpu if target.enforce_eager is None else target.enforce_eager
     memory = target.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if cpu else None)
+    tuned = {name: value for name, value in settings.items() if not name.isupper()}
     own = {
         "dtype": "bfloat16" if cpu and target.dtype == "auto" else target.dtype,
         "kv_cache_dtype": target.kv_cache_dtype,
@@ -78,7 +85,7 @@ def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Jso
         "kv_cache_memory_bytes": memory,
         "enforce_eager": eager or None,
     }
-    return dict(sorted({**flags(own), **flags(target.engine_args), **flags(settings)}.items()))
+    return dict(sorted({**flags(own), **flags(target.engine_args), **flags(tuned)}.items()))
 
 
 def flags(settings: Mapping[str, Any]) -> Json:
@@ -102,6 +109,11 @@ def yaml_text(flat: Json) -> str:
     return "".join(lines) or "{}\n"
 
 
+def env_text(environment: Mapping[str, Any]) -> str:
+    """The variables beside the file: one NAME=value a line, as shells, containers and systemd read them."""
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in sorted(environment.items()))
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -114,12 +126,12 @@ def argv(model: str, served_name: str) -> tuple[str, ...]:
     return (*serve, "--host", "{host}", "--port", "{port}", "--served-model-name", served_name)
 
 
-def environment(target: Vllm, hardware: Hardware, threads: int = 1) -> dict[str, str]:
-    """Variables of the engine. On a CPU one OMP thread leaves a core to the load generator."""
-    common = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    if hardware.gpus:
-        return common
-    return {**common, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+def environment(settings: Mapping[str, Any], hardware: Hardware, threads: int = 1) -> dict[str, str]:
+    """Variables of the engine, tuned ones included. On a CPU one OMP thread leaves a core to the load generator."""
+    own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    if not hardware.gpus:
+        own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    return own | {name: str(value) for name, value in settings.items() if name.isupper()}
 
 
 def toolchain(hardware: Hardware) -> str:
@@ -147,7 +159,7 @@ def spec(
         config=flat,
         config_text=yaml_text(flat),
         argv=argv(str(model.path), title),
-        environment=environment(target, hardware, threads),
+        environment=environment(settings, hardware, threads),
         needs=Needs(cpus=threads, gpus=gpus if hardware.gpus else 0, exclusive=True),
         ready_s=READY_S["gpu" if hardware.gpus else "cpu"],
         fatal=FATAL,
@@ -169,12 +181,19 @@ def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, 
         "enable_prefix_caching": (False,),
         "enable_chunked_prefill": (False,),
     }
+    if not hardware.gpus:
+        space[IN_PROCESS] = ("0",)
     if hardware.gpus:
         space["gpu_memory_utilization"] = (0.85, 0.9, 0.95)
         widths = [n for n in (1, 2, 4, 8) if n <= hardware.gpus and facts.heads % n == 0]
         if len(widths) > 1:
             space["tensor_parallel_size"] = tuple(widths)
     return space
+
+
+def promising(hardware: Hardware) -> tuple[Json, ...]:
+    """Settings that are worth a try before a search knows anything."""
+    return () if hardware.gpus else ({IN_PROCESS: "0"},)
 
 
 def infeasible(settings: Mapping[str, Any], max_model_len: int) -> str | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from optpipe.backends.executors.keys import Keys
+from optpipe.backends.executors.parking import Parking
 from optpipe.backends.executors.resources import Grant, Machine, Patience, Resources, held
 from optpipe.backends.executors.session import EngineSession
 from optpipe.backends.executors.worker_run import Guard, Logs, Runner, Talk, last_lines
@@ -91,7 +92,8 @@ class LocalExecutor:
         self.runner = Runner(site.source, int(MEMORY_SHARE * site.memory_bytes), Logs(logs), talk)
         self._keys = Keys(site.hardware, site.revision)
         total = Machine(site.cpus, site.memory_bytes, site.gpus)
-        self._resources = Resources(total, site.lock, self.runner.stop, talk.say)
+        self.parking = Parking(site.memory_bytes)
+        self._resources = Resources(total, site.lock, self.runner.stop, talk.say, self.parking.make_room)
         self._talk = talk
         self._flights = Flights(self.runner.stop)
         self._makers: dict[str, Job] = {}
@@ -114,6 +116,10 @@ class LocalExecutor:
         """End every running job and engine; who waits gets Interrupted."""
         self.runner.stop.set()
 
+    def close(self) -> None:
+        """End the engines that sessions have left; nothing runs after this."""
+        self.parking.clear()
+
     # ------------------------------------------------------------ keys and kept results
 
     def keyed(self, job: Job, spec: EngineSpec | None = None) -> Keyed:
@@ -126,6 +132,11 @@ class LocalExecutor:
     def key(self, job: Job) -> str:
         """The key of a job outside of a session."""
         return self.keyed(job).key
+
+    def identity(self, spec: EngineSpec) -> str:
+        """Equal for sessions that can share a running engine: what serves, and where it finds the model."""
+        served = self._keys.engine(spec, self.toolchain(spec.toolchain))
+        return digest_json({**served, "argv": list(spec.argv), "served_name": spec.served_name})
 
     def look_up(self, keyed: Keyed) -> JobResult | None:
         """The kept result. Raises BackendFailed for a definite failure that was kept."""
@@ -234,9 +245,13 @@ class LocalExecutor:
             return self.store.put(key, work, ran.record, parts=keyed.parts, **figures)
 
     @contextmanager
-    def session(self, spec: EngineSpec) -> Iterator[EngineSession]:
-        """A session with the engine of `spec`, which starts when a job needs it and ends with the block."""
-        session = EngineSession(self, spec)
+    def session(self, spec: EngineSpec, *, park: bool = False) -> Iterator[EngineSession]:
+        """A session with the engine of `spec`, which starts when a job needs it and ends with the block.
+
+        `park`: it stays, idle, for the next session of the same configuration, until `close` or until its
+        memory is wanted.
+        """
+        session = EngineSession(self, spec, park=park)
         try:
             yield session
         finally:

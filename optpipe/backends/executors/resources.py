@@ -124,7 +124,7 @@ class Resources:
 
     Who measures alone waits until nothing works and nothing that could work waits: what a build has to do
     beside measuring is bounded, and done side by side first. What is merely resident (an idle engine) has
-    its memory and counts as no work.
+    its memory and counts as no work. `make_room` gives up something idle where memory is short; False if it can't.
     """
 
     def __init__(
@@ -133,8 +133,10 @@ class Resources:
         lock: Path,
         stop: threading.Event,
         say: Callable[[str], None],
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._total = total
+        self._make_room = make_room
         self._lock, self._stop, self._say = lock, stop, say
         self._free = Free(total.cpus, total.memory_bytes, len(total.gpus))
         self._changed = threading.Condition()
@@ -186,6 +188,8 @@ class Resources:
             queue.append(want)
             try:
                 while queue[0] is not want or not self._fits(want, whole):
+                    if queue[0] is want and want.memory > self._free.memory and self._make_room():
+                        continue
                     self._changed.wait(POLL_S)
                     if self._stop.is_set():
                         raise Interrupted("stopped while waiting for cores, memory or a GPU")

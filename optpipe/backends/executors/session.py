@@ -2,6 +2,7 @@
 
 On a CPU an engine is resident: starting and questioning it take cores like any job, side by side with the
 others; only a job that measures (`needs.exclusive`) has the machine alone. On GPUs a session holds its own.
+A session that is told to park leaves its engine running for the next session of the same configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optpipe.backends.executors.engine_run import Engine
-from optpipe.backends.executors.resources import Grant
+from optpipe.backends.executors.parking import Running
 from optpipe.errors import BackendFailed
 from optpipe.records import EngineSpec, Job, JobResult
 
@@ -23,25 +24,23 @@ if TYPE_CHECKING:
 class EngineSession:
     """Runs jobs against one engine, one at a time; each is keyed and kept by itself."""
 
-    def __init__(self, executor: LocalExecutor, spec: EngineSpec) -> None:
+    def __init__(self, executor: LocalExecutor, spec: EngineSpec, *, park: bool = False) -> None:
         self.spec = spec
         self._executor = executor
+        self._park = park
         self._turn = threading.Lock()
-        self._open = contextlib.ExitStack()
-        self._engine: Engine | None = None
-        self._grant: Grant | None = None
+        self._running: Running | None = None
         self._broken: BackendFailed | None = None
-        self.peak_memory_bytes = 0
-        """The most memory that the engine held; known once the session is closed."""
 
     @property
     def started(self) -> bool:
-        return self._engine is not None
+        """Whether an engine is there: started by this session, or found parked."""
+        return self._running is not None
 
     @property
     def ready_s(self) -> float | None:
         """Seconds from start to ready; None for an engine that was not needed."""
-        return self._engine.ready_s if self._engine else None
+        return self._running.engine.ready_s if self._running else None
 
     def key(self, job: Job) -> str:
         return self._executor.keyed(job, self.spec).key
@@ -58,36 +57,40 @@ class EngineSession:
             if self._broken:
                 raise self._broken
             keyed = replace(keyed, job=self._executor.with_inputs(job))
-            engine = self._started_for(keyed)
-            assert self._grant is not None, "a started engine has a grant"
-            return self._guarded(keyed, engine, self._grant)
+            if self._running is None:
+                self._running = self._executor.parking.take(self._identity) or self._start(keyed)
+            return self._guarded(keyed, self._running)
 
-    def _started_for(self, keyed: Keyed) -> Engine:
-        if self._engine:
-            return self._engine
-        executor = self._executor
-        executor.present(self.spec.model)
-        toolchain = executor.toolchain(self.spec.toolchain)
-        self._grant = self._open.enter_context(executor.residence(self.spec.needs))
+    @property
+    def _identity(self) -> str:
+        return self._executor.identity(self.spec)
+
+    def _start(self, keyed: Keyed) -> Running:
+        """A new engine, ready. One that does not get ready is ended, and every further job fails with its reason."""
+        executor, spec = self._executor, self.spec
+        executor.present(spec.model)
+        toolchain = executor.toolchain(spec.toolchain)
         try:
-            with executor.at_work(self.spec.needs, self._grant):
-                engine = Engine(self.spec, toolchain, executor.runner, self._grant)
-                self._engine = engine
-                self._open.callback(self._close_engine)
-                engine.wait_ready()
+            with contextlib.ExitStack() as stack:
+                grant = stack.enter_context(executor.residence(spec.needs))
+                with executor.at_work(spec.needs, grant):
+                    engine = Engine(spec, toolchain, executor.runner, grant)
+                    stack.callback(engine.close)
+                    engine.wait_ready()
+                return Running(self._identity, engine, grant, stack.pop_all(), spec.needs.memory_bytes)
         except BackendFailed as error:
             self._broken = error
             if not error.transient:
                 executor.keep_failure(keyed, error)
             raise
-        return engine
 
-    def _guarded(self, keyed: Keyed, engine: Engine, grant: Grant) -> JobResult:
+    def _guarded(self, keyed: Keyed, running: Running) -> JobResult:
         """Run the job; where the engine died under it, that is what is said."""
+        engine = running.engine
         place = {"url": engine.url, "model": self.spec.served_name}
         keyed = replace(keyed, job=replace(keyed.job, context={**keyed.job.context, **place}))
         try:
-            with self._executor.at_work(self.spec.needs, grant, keyed.job.needs) as given:
+            with self._executor.at_work(self.spec.needs, running.grant, keyed.job.needs) as given:
                 return self._executor.make(keyed, given, guard=engine)
         except BackendFailed as error:
             if error.transient and (reason := engine.trouble_soon()):
@@ -95,10 +98,12 @@ class EngineSession:
                 raise self._broken from None
             raise
 
-    def _close_engine(self) -> None:
-        if self._engine:
-            self.peak_memory_bytes = self._engine.close().peak_memory_bytes
-
     def close(self) -> None:
-        """End the engine and let go of the machine; returns when nothing is left of it."""
-        self._open.close()
+        """End the engine and let go of the machine, or leave it to the next session; a lost one is ended."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        if self._park and self._broken is None:
+            self._executor.parking.leave(running)
+        else:
+            running.end()

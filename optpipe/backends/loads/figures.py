@@ -73,7 +73,7 @@ def figures(run: Json, load: Load, slo: Slo) -> LoadFigures:
         e2e_ms=percentiles(rows, "e2e_ms"),
         prefix_cache_hit_rate=run["hit_rate"],
         unique_prompts=run["unique_prompts"],
-        client_limited=client_limited(rows, load) is not None,
+        client_limited=client_limited(rows, load),
         batches={
             "requests_per_s": request_rates,
             "output_tokens_per_s": token_rates,

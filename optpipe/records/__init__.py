@@ -1,0 +1,62 @@
+"""The frozen records on the arrows of the line. Standard library only (3.10 on): workers import this.
+
+A record goes to disk with `to_json` and comes back with `from_json`; unknown keys are an error.
+"""
+
+from optpipe.records.facts import Hardware, ModelFacts, TensorFact
+from optpipe.records.figures import Estimated, LoadFigures, Measured, Percentiles
+from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
+from optpipe.records.plan import Candidate, CandidatePlan, Plan, Refusal
+from optpipe.records.results import (
+    Check,
+    Checkpoint,
+    Confirmation,
+    Evaluation,
+    Rank,
+    Selection,
+    Serving,
+    Status,
+    TextQuality,
+    Trial,
+    Tuning,
+)
+from optpipe.records.serialize import Json, canonical, from_json, to_json
+from optpipe.records.versions import Bundle, Challenge, Engine, Published
+
+__all__ = [
+    "Artifact",
+    "Bundle",
+    "Candidate",
+    "CandidatePlan",
+    "Challenge",
+    "Check",
+    "Checkpoint",
+    "Confirmation",
+    "Engine",
+    "EngineSpec",
+    "Estimated",
+    "Evaluation",
+    "Hardware",
+    "Job",
+    "JobResult",
+    "Json",
+    "LoadFigures",
+    "Measured",
+    "ModelFacts",
+    "Needs",
+    "Percentiles",
+    "Plan",
+    "Published",
+    "Rank",
+    "Refusal",
+    "Selection",
+    "Serving",
+    "Status",
+    "TensorFact",
+    "TextQuality",
+    "Trial",
+    "Tuning",
+    "canonical",
+    "from_json",
+    "to_json",
+]

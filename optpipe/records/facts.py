@@ -1,0 +1,63 @@
+"""What is known before anything runs: the model from its headers, the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """One tensor as its safetensors or GGUF header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model from configuration and headers alone."""
+
+    source: str
+    kind: Literal["folder", "gguf", "wheel", "hub", "registry"]
+    revision: str
+    architecture: str
+    model_type: str
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int
+    dtype: str
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    tied_embeddings: bool
+    quantized: str | None
+    experts: int = 0
+    linears: tuple[tuple[str, int, int], ...] = ()
+    """Every quantizable linear weight: (module name, out features, in features)."""
+    notes: tuple[str, ...] = ()
+    """Things a reader must know wherever the model is used, e.g. that it was 4-bit once."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine as far as feasibility and keys care."""
+
+    name: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    instruction_set: str
+    gpu: str | None = None
+    gpus: int = 0
+    gpu_memory_bytes: int = 0
+    compute_capability: str | None = None
+    driver: str | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optpipe.backends.engines.vllm import flags
 from optpipe.backends.evaluators.canary import PROMPTS
-from optpipe.backends.loads.aiperf import Load
+from optpipe.backends.loads.load import Load
 from optpipe.model import sources
 from optpipe.recipe.load import Loaded
 from optpipe.recipe.schema import Recipe

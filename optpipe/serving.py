@@ -10,8 +10,8 @@ from typing import Any
 from optpipe import gates, judge
 from optpipe.backends.engines import vllm
 from optpipe.backends.executors.local import EngineSession
-from optpipe.backends.loads.aiperf import Load
 from optpipe.backends.loads.figures import figures
+from optpipe.backends.loads.load import Load
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json

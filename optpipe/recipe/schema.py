@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from optpipe.backends.engines.vllm import Vllm
-from optpipe.backends.loads.aiperf import Load, Slo
+from optpipe.backends.loads.load import Load, Slo
 from optpipe.backends.quantizers.llmcompressor import Awq, Fp8, Gptq, Int8, SmoothQuant
 from optpipe.backends.registries.folder import Folder
 from optpipe.gates import GateSettings

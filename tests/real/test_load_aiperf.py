@@ -19,8 +19,8 @@ import pytest
 
 from optpipe import toolchains
 from optpipe.backends.evaluators import canary, served
-from optpipe.backends.loads.aiperf import Load, Slo
 from optpipe.backends.loads.figures import figures
+from optpipe.backends.loads.load import Load, Slo
 from optpipe.worker import Work
 from tests.completions import Body, Stream, serving
 from tests.models import tiny_llama

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from optpipe.backends.loads import aiperf, prometheus
-from optpipe.backends.loads.aiperf import Load, Slo
+from optpipe.backends.loads import aiperf, aiperf_export, prometheus
 from optpipe.backends.loads.figures import batches_of, client_limited, figures, judge, percentiles, quantile
+from optpipe.backends.loads.load import Load, Slo
 from optpipe.records import Json, LoadFigures, from_json, to_json
 from optpipe.worker import Failure, Work
 
@@ -264,10 +264,10 @@ def test_rows_are_the_measured_requests_in_order_of_start() -> None:
         line("warmup", 1_000_000_000),
         line("profiling", 5_000_000_000),
     ]
-    rows = aiperf.rows_of(lines)
+    rows = aiperf_export.rows_of(lines)
     assert [r["start_s"] for r in rows] == [0.0, 4.0]
     assert rows[0]["tpot_ms"] == pytest.approx(30) and rows[0]["lag_ms"] == pytest.approx(2)
-    assert aiperf.split(lines, 0.0, 11.0) == {"start": 1.0, "warmup": 4.0, "load": 5.0, "end": 1.0}
+    assert aiperf_export.split(lines, 0.0, 11.0) == {"start": 1.0, "warmup": 4.0, "load": 5.0, "end": 1.0}
 
 
 def test_errors_cancellations_and_answers_without_counts_are_failures() -> None:
@@ -276,7 +276,7 @@ def test_errors_cancellations_and_answers_without_counts_are_failures() -> None:
     cancelled = line("profiling", 2)
     cancelled["metadata"]["was_cancelled"] = True
     lines = [short, cancelled, line("profiling", 3, metrics={}, error={"code": 500, "message": "no room"})]
-    rows = aiperf.rows_of(lines)
+    rows = aiperf_export.rows_of(lines)
     assert [r["ok"] for r in rows] == [False] * 3
     assert [r["error"] for r in rows] == ["the answer has no usage_completion_tokens", "cancelled", "no room"]
     assert all(r["e2e_ms"] is None for r in rows)

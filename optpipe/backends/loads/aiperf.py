@@ -23,11 +23,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
 
 from optpipe.backends.loads import prometheus
+from optpipe.backends.loads.aiperf_export import complaint, exported, rows_of, split, unique_prompts
+from optpipe.backends.loads.load import Load
 from optpipe.records import Json, from_json
 from optpipe.worker import Failure, Work
 
@@ -38,84 +38,6 @@ TICKS_PER_S = 500
 """How often a steady load looks for a free slot: at most 2 ms late, at most so many requests a second."""
 GRACE_S = 60.0
 """For AIPerf's own start, beyond the time that one request may take."""
-PERCENTILES = ("p50", "p90", "p95", "p99")
-
-
-@dataclass(frozen=True)
-class Load:
-    """The load that the engine is measured under."""
-
-    __pydantic_config__: ClassVar[Json] = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    scenario: Literal["steady", "rate"] = "steady"
-    """`steady` keeps `concurrency` requests in flight; `rate` sends at random (Poisson) times."""
-    concurrency: int | None = None
-    """Requests in flight; for `steady` only."""
-    request_rate: float | None = None
-    """Mean arrivals per second; for `rate` only."""
-    input_tokens: int = 128
-    """Tokens of each prompt, the shared ones included."""
-    output_tokens: int = 32
-    """Tokens of each answer; the end token is ignored, so that every answer is as long."""
-    requests: int = 100
-    """Measured requests; a percentile p needs 10 / (1 - p) of them."""
-    warmup: int | None = None
-    """Requests before the measured ones, under the same load; by default one per request in flight."""
-    shared_prefix_tokens: int = 0
-    """Leading tokens that are the same in every prompt, as a system prompt is."""
-    request_timeout_s: float = 300.0
-    """A request that takes longer has failed; nothing answered for so long, and the engine hangs."""
-
-    def __post_init__(self) -> None:
-        mine, other = ("concurrency", "request_rate")[:: 1 if self.scenario == "steady" else -1]
-        if getattr(self, mine) is None:
-            raise ValueError(f"scenario {self.scenario!r} needs {mine}")
-        if getattr(self, other) is not None:
-            raise ValueError(f"{other} {getattr(self, other)} has no meaning in scenario {self.scenario!r}")
-        for name in ("concurrency", "request_rate", "input_tokens", "output_tokens", "requests"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} {value} is not above 0")
-        if not 0 <= self.shared_prefix_tokens < self.input_tokens:
-            raise ValueError(
-                f"shared_prefix_tokens {self.shared_prefix_tokens} is not below input_tokens {self.input_tokens}"
-            )
-        if (self.warmup or 0) < 0 or self.request_timeout_s <= 0:
-            raise ValueError(f"warmup {self.warmup} or request_timeout_s {self.request_timeout_s} is too small")
-
-    @property
-    def warmup_requests(self) -> int:
-        return (self.concurrency or 4) if self.warmup is None else self.warmup
-
-
-@dataclass(frozen=True)
-class Slo:
-    """Bounds in milliseconds by percentile: `ttft_ms: {p90: 2000}` asks 90 % of requests for at most 2 s."""
-
-    __pydantic_config__: ClassVar[Json] = {"extra": "forbid", "use_attribute_docstrings": True}
-
-    ttft_ms: dict[str, float] | None = None
-    """Time to first token."""
-    tpot_ms: dict[str, float] | None = None
-    """Time per output token after the first."""
-    e2e_ms: dict[str, float] | None = None
-    """The whole request."""
-
-    def __post_init__(self) -> None:
-        for metric in fields(self):
-            for percentile, bound in (getattr(self, metric.name) or {}).items():
-                if percentile not in PERCENTILES:
-                    known = ", ".join(PERCENTILES)
-                    raise ValueError(f"{metric.name}: {percentile!r} is none of {known}")
-                if bound <= 0:
-                    raise ValueError(f"{metric.name}.{percentile} {bound} is not above 0")
-
-    def bounds(self) -> dict[str, dict[str, float]]:
-        """The metrics that are bounded, each with its bounds."""
-        return {field.name: bounds for field in fields(self) if (bounds := getattr(self, field.name))}
-
-
-# ---------------------------------------------------------------- the body
 
 
 def run(options: Json, work: Work) -> Json:
@@ -142,7 +64,7 @@ def run(options: Json, work: Work) -> Json:
     return {
         "rows": rows,
         "hit_rate": hit_rate,
-        "unique_prompts": unique_prompts(folder, load),
+        "unique_prompts": unique_prompts(folder, load.requests + load.warmup_requests),
         "seconds": split(lines, began, ended),
         "command": command(arguments, {work.inputs["tokenizer"]: "TOKENIZER", folder: "FOLDER", url: "URL"}),
     }
@@ -250,62 +172,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def complaint(log: Path) -> str:
-    """The last line of AIPerf's output that names an error, else its last line; the whole goes to stderr."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    sys.stderr.write(text[-20_000:])
-    lines = [line.strip(" │|") for line in text.splitlines() if line.strip(" │|╭╮╰╯─")]
-    return next((line for line in reversed(lines) if "rror" in line or "ERROR" in line), (lines or ["nothing"])[-1])
-
-
-# ---------------------------------------------------------------- what it leaves
-
-
-def exported(folder: Path) -> list[Json]:
-    """AIPerf's export: a line per request, warm-up included; none where it did not come so far."""
-    export = folder / "profile_export.jsonl"
-    return [json.loads(line) for line in export.read_text("utf-8").splitlines()] if export.exists() else []
-
-
-def rows_of(lines: list[Json]) -> list[Json]:
-    """One row per measured request, in the order of their start; `start_s` counts from the first."""
-    measured = [line for line in lines if line["metadata"]["benchmark_phase"] == "profiling"]
-    measured.sort(key=lambda line: line["metadata"]["request_start_ns"])
-    return [row(line, measured[0]["metadata"]["request_start_ns"]) for line in measured]
-
-
-def row(line: Json, origin_ns: int) -> Json:
-    """A request of AIPerf's export in optpipe's words."""
-    meta = line["metadata"]
-    value = {name: entry["value"] for name, entry in (line.get("metrics") or {}).items()}
-    error = error_of(line, value)
-    ttft, e2e, tokens = None, None, value.get("usage_completion_tokens")
-    if error is None:
-        ttft, e2e = float(value["time_to_first_token"]), float(value["request_latency"])
-    return {
-        "start_s": (meta["request_start_ns"] - origin_ns) / 1e9,
-        "end_s": (meta["request_end_ns"] - origin_ns) / 1e9,
-        "lag_ms": (meta["request_start_ns"] - meta["credit_issued_ns"]) / 1e6,
-        "ok": error is None,
-        "ttft_ms": ttft,
-        "tpot_ms": (e2e - ttft) / (tokens - 1) if e2e and ttft and tokens and tokens > 1 else None,
-        "e2e_ms": e2e,
-        "input_tokens": value.get("usage_prompt_tokens"),
-        "output_tokens": tokens,
-        "error": error,
-    }
-
-
-def error_of(line: Json, value: dict[str, Any]) -> str | None:
-    """Why a request counts as failed, or None."""
-    if error := line.get("error"):
-        return str(error.get("message") or error)[:200]
-    if line["metadata"].get("was_cancelled"):
-        return "cancelled"
-    missing = {"time_to_first_token", "request_latency", "usage_completion_tokens"} - value.keys()
-    return f"the answer has no {', '.join(sorted(missing))}" if missing else None
-
-
 def check(rows: list[Json], load: Load, ending: str) -> None:
     """A load that was not sent as asked, or not answered at all, is a failure, not a figure."""
     if len(rows) != load.requests:
@@ -316,23 +182,3 @@ def check(rows: list[Json], load: Load, ending: str) -> None:
         error, count = errors.most_common(1)[0]
         message = f"all {len(rows)} requests failed, {count} of them with: {error}"
         raise Failure(message, hint="the engine may have ended under this load", transient=True)
-
-
-def unique_prompts(folder: Path, load: Load) -> bool:
-    """Whether no prompt was sent twice, warm-up included: from the prompts that AIPerf wrote down."""
-    inputs = json.loads((folder / "inputs.json").read_text(encoding="utf-8"))
-    prompts = {json.dumps(entry["payloads"]) for entry in inputs["data"]}
-    return len(prompts) >= load.requests + load.warmup_requests
-
-
-def split(lines: list[Json], began: float, ended: float) -> Json:
-    """Where the wall time went, in seconds: start-up, warm-up, load, end."""
-
-    def times(phase: str, key: str) -> list[float]:
-        chosen = (line["metadata"] for line in lines)
-        return [meta[key] / 1e9 for meta in chosen if meta["benchmark_phase"] == phase]
-
-    first = min(times("profiling", "request_start_ns"))
-    last = max(times("profiling", "request_end_ns"))
-    warm = min(times("warmup", "request_start_ns"), default=first)
-    return {"start": warm - began, "warmup": first - warm, "load": last - first, "end": ended - last}

@@ -1,4 +1,4 @@
-"""From one row per request to serving figures. Runs in the core, pure; rows are those of loads/aiperf.py.
+"""From one row per request to serving figures. Runs in the core, pure; rows are those of loads/aiperf_export.py.
 
 Rates come from the steady part of a load: the first and the last requests in flight are dropped, for
 then the engine is filling up or running empty. What is left is split in the order of completion into
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from optpipe import stats
-from optpipe.backends.loads.aiperf import Load, Slo
+from optpipe.backends.loads.load import Load, Slo
 from optpipe.records import Check, Json, LoadFigures, Measured, Percentiles, Status
 
 BATCHES = 5

@@ -71,11 +71,17 @@ def test_the_command_names_the_file_in_two_words_and_the_place_last() -> None:
 
 
 def test_an_engine_on_a_cpu_gets_its_threads_and_no_telemetry() -> None:
-    env = vllm.environment({"max_num_seqs": 8, vllm.IN_PROCESS: "0"}, CPU, threads=3)
+    env = vllm.environment(Vllm(), {"max_num_seqs": 8, vllm.IN_PROCESS: "0"}, CPU, threads=3)
     assert env["OMP_NUM_THREADS"] == "3" and env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert env["VLLM_NO_USAGE_STATS"] == "1"
     assert env[vllm.IN_PROCESS] == "0" and "max_num_seqs" not in env
-    assert "OMP_NUM_THREADS" not in vllm.environment({}, GPU)
+    assert "OMP_NUM_THREADS" not in vllm.environment(Vllm(), {}, GPU)
+
+
+def test_only_an_eager_engine_on_a_cpu_is_kept_from_compiling() -> None:
+    assert vllm.environment(Vllm(), {}, CPU)["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in vllm.environment(Vllm(enforce_eager=False), {}, CPU)
+    assert "TORCHDYNAMO_DISABLE" not in vllm.environment(Vllm(enforce_eager=True), {}, GPU)
 
 
 def test_a_tuned_variable_is_in_the_environment_and_not_in_the_file() -> None:

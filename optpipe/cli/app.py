@@ -9,6 +9,7 @@ import typer
 from optpipe.cli import registry
 from optpipe.cli.build import build
 from optpipe.cli.cache import cache_app
+from optpipe.cli.check import check
 from optpipe.cli.doctor import doctor
 from optpipe.cli.init import init
 from optpipe.cli.plan import plan
@@ -45,6 +46,7 @@ def options(
 
 app.command()(init)
 app.command()(plan)
+app.command()(check)
 app.command()(build)
 app.command()(report)
 app.command()(serve)

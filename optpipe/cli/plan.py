@@ -10,15 +10,18 @@ from optpipe.cli.shared import AsJson, HardwareName, RecipePath, Set
 
 if TYPE_CHECKING:
     from optpipe.records import Plan
+    from optpipe.stages.plan import Explained
 
 
 def plan(
     recipe: RecipePath,
     hardware: HardwareName = None,
     overrides: Set = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Validate the recipe alone; nothing is fetched.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the recipe alone; nothing is fetched.")] = False,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="CANDIDATE", help="Every check that was made for one candidate."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Expand a recipe: every candidate feasible with estimates, or refused with the reason."""
@@ -26,8 +29,9 @@ def plan(
     from optpipe.model import hardware as machines
     from optpipe.recipe.load import load
     from optpipe.stages.inspect import inspect
+    from optpipe.stages.plan import explain, require_feasible
     from optpipe.stages.plan import plan as plan_
-    from optpipe.stages.plan import require_feasible
+    from optpipe.stages.resolve import check_local_texts
 
     loaded = load(recipe, tuple(overrides or ()), sources=not check)
     machine = machines.named(hardware) if hardware else machines.this_machine()
@@ -35,7 +39,12 @@ def plan(
         console.say(f"{recipe}: valid, {len(loaded.recipe.checkpoints)} checkpoints")
         return
     with loaded.places():
-        found = plan_(loaded.recipe, inspect(loaded.recipe, recipe.parent, console.say), machine)
+        facts = inspect(loaded.recipe, recipe.parent, console.say)
+        check_local_texts(loaded.recipe, recipe.parent, console.say)
+        if why is not None:
+            explained = explain(loaded.recipe, facts, machine, why)
+            return console.emit(explained) if as_json else show_findings(explained)
+        found = plan_(loaded.recipe, facts, machine)
     require_feasible(found)
     if as_json:
         console.emit(found)
@@ -64,3 +73,14 @@ def show(found: Plan) -> None:
     for warning in found.warnings:
         out(f"note: {warning}")
     out(f"\nabout {time_text(found.seconds.value)} and {size(found.disk_bytes.value)} of disk (estimated)")
+
+
+def show_findings(found: Explained) -> None:
+    """Every check of one candidate, for people."""
+    from optpipe.cli.shared import finding_lines
+    from optpipe.console import out
+
+    out(f"{found.candidate} on {found.hardware}: {'feasible' if found.feasible else 'not feasible'}\n")
+    for finding in found.findings:
+        for line in finding_lines(finding):
+            out(line)

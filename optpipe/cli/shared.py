@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from optpipe.model.compat import Finding
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.", show_default=False)]
 Artifacts = Annotated[
@@ -23,3 +27,13 @@ HardwareName = Annotated[
     typer.Option("--hardware", help="Plan for another machine: its name (h100, h100x8, ...) or a YAML file."),
 ]
 DEFAULT_ARTIFACTS = Path("artifacts")
+
+
+def finding_lines(finding: Finding) -> Iterator[str]:
+    """One check of a candidate: outcome, what was looked at, and what follows where it is not fine."""
+    yield f"{finding.outcome:<5} {finding.check}: {finding.value}"
+    if finding.reason:
+        source = f" ({finding.source})" if finding.source else ""
+        yield f"{'':<5} {finding.reason}{source}"
+    if finding.nearest:
+        yield f"{'':<5} nearest that works: {finding.nearest}"

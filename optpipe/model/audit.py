@@ -10,14 +10,25 @@ from typing import Any
 import numpy as np
 
 from optpipe.errors import InputError, Problem
-from optpipe.model.audit_extras import code_problems, extra_notes, generation_problems, tokenizer_problems
+from optpipe.model.audit_config import config_problems, generation_problems
+from optpipe.model.audit_extras import code_problems, extra_notes
+from optpipe.model.audit_stored import stored_problems
+from optpipe.model.audit_tokenizer import special_problems, template_problems, tokenizer_problems
 from optpipe.model.config import Shape, quantization_of, read_config, shape_of
-from optpipe.model.expected import expected_tensors, missing_hint
+from optpipe.model.expected import expected_tensors, missing_hint, surplus_layers
 from optpipe.model.finite import nonfinite
-from optpipe.model.folder import WeightFiles, missing_shard_hint, weight_files
+from optpipe.model.folder import (
+    INDEX,
+    WEIGHTS,
+    WeightFiles,
+    missing_shard_hint,
+    read_index,
+    weight_files,
+)
 from optpipe.model.linears import is_head
 from optpipe.model.safetensors import Header, map_tensor, read_header
-from optpipe.records import Json
+from optpipe.model.sources import Headers
+from optpipe.records import Json, TensorFact
 
 MOST = 20
 """Problems of one kind that are listed; the rest is counted."""
@@ -47,17 +58,53 @@ def audit(folder: Path, *, trust_remote_code: bool = False, values: bool = True)
     files = gathered(problems, lambda: weight_files(folder))
     weights = read_weights(files, problems) if files else None
     if weights:
-        problems += capped(list(index_problems(weights)), str(folder))
-        if config and shape and weights.whole:
-            problems += capped(list(shape_problems(weights, config, shape)), str(folder))
+        problems += weight_problems(weights, config, shape)
         if values:
             problems += capped(list(value_problems(weights, shape)), str(folder))
-    if shape:
-        problems += tokenizer_problems(folder, shape)
-    problems += generation_problems(folder)
+    problems += small_file_problems(folder, config, shape, syntax=values)
     if config:
         problems += code_problems(folder, config, trust_remote_code)
     return tuple(problems)
+
+
+def audit_headers(headers: Headers, *, trust_remote_code: bool = False) -> tuple[Problem, ...]:
+    """The same for a model whose small files are here and whose weights are elsewhere, known by their headers."""
+    folder = headers.folder
+    if folder is None:  # one GGUF file
+        return ()
+    problems: list[Problem] = []
+    shape = gathered(problems, lambda: shape_of(headers.config, "config.json"))
+    by_file: dict[str, list[TensorFact]] = {}
+    for fact in headers.tensors:
+        by_file.setdefault(fact.file, []).append(fact)
+    found = {file: Header(file, tuple(facts), {}, {}) for file, facts in by_file.items()}
+    weight_map = read_index(folder / INDEX) if (folder / INDEX).is_file() else None
+    weights = Weights(WeightFiles(folder, tuple(found), weight_map), found)
+    problems += weight_problems(weights, headers.config, shape)
+    problems += small_file_problems(folder, headers.config, shape, syntax=False)
+    problems += code_problems(folder, headers.config, trust_remote_code, headers.files)
+    return tuple(problems)
+
+
+def weight_problems(weights: Weights, config: Json | None, shape: Shape | None) -> list[Problem]:
+    """What headers, index and configuration have against each other."""
+    place = str(weights.files.folder)
+    problems = capped(list(file_problems(weights.files)), place) + capped(list(index_problems(weights)), place)
+    if config and shape and weights.whole:
+        problems += capped(list(shape_problems(weights, config, shape)), place)
+        facts = {fact.name: fact for header in weights.headers.values() for fact in header.tensors}
+        problems += capped(list(stored_problems(facts, config, shape, place)), place)
+    return problems
+
+
+def small_file_problems(folder: Path, config: Json | None, shape: Shape | None, *, syntax: bool) -> list[Problem]:
+    """What is wrong beside the weights."""
+    problems: list[Problem] = []
+    if config and shape:
+        problems += config_problems(config, shape, str(folder / "config.json"))
+        problems += tokenizer_problems(folder, shape) or special_problems(folder, shape)
+    problems += template_problems(folder, syntax=syntax)
+    return problems + generation_problems(folder, shape)
 
 
 def audit_notes(folder: Path) -> tuple[str, ...]:
@@ -84,13 +131,29 @@ def capped(problems: list[Problem], place: str) -> list[Problem]:
 # ---------------------------------------------------------------- files against index
 
 
+def file_problems(files: WeightFiles) -> Iterator[Problem]:
+    """Files that libraries would not find, or of which they would take different ones."""
+    place, number = str(files.folder), len(files.files)
+    if files.weight_map is None:
+        if files.files != (WEIGHTS,):
+            text = f"{number} weight files ({', '.join(files.files[:3])}), but no {INDEX} says what is in them"
+            hint = f"fetch {INDEX} from the model's source" + (
+                f", or rename the file to {WEIGHTS}" if number == 1 else ""
+            )
+            yield Problem(place, text, hint)
+    elif WEIGHTS not in files.files and (files.folder / WEIGHTS).exists():
+        text = f"{WEIGHTS} stands beside {INDEX}, which names other files: libraries differ in which they read"
+        yield Problem(str(files.folder / WEIGHTS), text, "remove the one that is left over")
+
+
 def read_weights(files: WeightFiles, problems: list[Problem]) -> Weights:
     """The headers of the files that can be read; a problem for each of the others."""
     headers = {}
     for file in files.files:
         path = files.folder / file
-        if not path.exists():
+        if not path.is_file():
             what = "is a link that leads nowhere" if path.is_symlink() else "is missing"
+            what = "is no file" if path.exists() else what
             problems.append(Problem(str(path), what, missing_shard_hint(files, file)))
         elif header := gathered(problems, lambda path=path: read_header(path)):  # type: ignore[misc]
             headers[file] = header
@@ -104,9 +167,7 @@ def index_problems(weights: Weights) -> Iterator[Problem]:
         for fact in header.tensors:
             if fact.name in holders:
                 text = f"{fact.name} stands in {holders[fact.name]} too"
-                yield Problem(
-                    weights.files.place(file), text, "one of the two is left over: fetch the model again"
-                )
+                yield Problem(weights.files.place(file), text, "one of the two is left over: fetch the model again")
             holders[fact.name] = file
     if weights.files.weight_map is None:
         return
@@ -114,9 +175,7 @@ def index_problems(weights: Weights) -> Iterator[Problem]:
         if file in weights.headers and holders.get(name) != file:
             where = f"it stands in {holders[name]}" if name in holders else "no shard holds it"
             hint = "fetch this shard again: it is not the one that the index was written for"
-            yield Problem(
-                weights.files.place(file), f"{name} is missing here, where the index has it; {where}", hint
-            )
+            yield Problem(weights.files.place(file), f"{name} is missing here, where the index has it; {where}", hint)
     for name in sorted(holders.keys() - weights.files.weight_map.keys()):
         hint = "fetch the index again: it was written for other shards"
         yield Problem(weights.files.place(holders[name]), f"{name} is not in the index", hint)
@@ -129,15 +188,16 @@ def shape_problems(weights: Weights, config: Json, shape: Shape) -> Iterator[Pro
     """Tensors that the configuration asks for and no file holds, or holds in another shape."""
     facts = {fact.name: fact for header in weights.headers.values() for fact in header.tensors}
     place = str(weights.files.folder)
+    for layer, name in surplus_layers(shape, list(facts)):
+        text = f"{name} is of layer {layer}; the configuration has {shape.layers} layers (0 to {shape.layers - 1})"
+        yield Problem(weights.files.place(facts[name].file), text, "config.json and weights are of two models")
     expected = expected_tensors(shape, facts, quantized=quantization_of(config) is not None)
     for name, sizes in expected.items():
         if name not in facts:
             yield Problem(place, f"{name} is missing", missing_hint(name, shape))
         elif sizes and facts[name].shape != sizes:
             text = f"{name} is {list(facts[name].shape)}; the configuration asks for {list(sizes)}"
-            yield Problem(
-                weights.files.place(facts[name].file), text, "config.json and weights are of two models"
-            )
+            yield Problem(weights.files.place(facts[name].file), text, "config.json and weights are of two models")
 
 
 def value_problems(weights: Weights, shape: Shape | None) -> Iterator[Problem]:
@@ -146,9 +206,7 @@ def value_problems(weights: Weights, shape: Shape | None) -> Iterator[Problem]:
         path = weights.files.folder / file
         for fact, index, word in nonfinite(path, header):
             at = f"{fact.name}[{', '.join(map(str, index))}] is {word} ({fact.dtype})"
-            yield Problem(
-                str(path), at, "the weights are damaged, or overflowed when they were trained or cast"
-            )
+            yield Problem(str(path), at, "the weights are damaged, or overflowed when they were trained or cast")
     if shape is not None and shape.tied:
         yield from tied_problems(weights)
 
@@ -157,16 +215,10 @@ def tied_problems(weights: Weights) -> Iterator[Problem]:
     """Tied by configuration, yet with a head of its own: engines differ in which of the two they use."""
     found = [(file, fact) for file, header in weights.headers.items() for fact in header.tensors]
     heads = [(file, fact) for file, fact in found if is_head(fact.name.removesuffix(".weight"))]
-    inputs = [
-        (file, fact) for file, fact in found if fact.name.endswith(("embed_tokens.weight", "wte.weight"))
-    ]
+    inputs = [(file, fact) for file, fact in found if fact.name.endswith(("embed_tokens.weight", "wte.weight"))]
     for (file, head), (other, embedding) in zip(heads, inputs, strict=False):
         one = map_tensor(weights.files.folder / file, weights.headers[file], head)
         two = map_tensor(weights.files.folder / other, weights.headers[other], embedding)
         if one.dtype != two.dtype or not np.array_equal(one, two):
-            text = (
-                f"{head.name} differs from {embedding.name}, but config.json ties them (tie_word_embeddings)"
-            )
-            yield Problem(
-                weights.files.place(file), text, "set tie_word_embeddings: false, or remove the head"
-            )
+            text = f"{head.name} differs from {embedding.name}, but config.json ties them (tie_word_embeddings)"
+            yield Problem(weights.files.place(file), text, "set tie_word_embeddings: false, or remove the head")

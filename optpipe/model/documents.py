@@ -156,7 +156,7 @@ def unreadable(path: Path, error: Exception) -> InputError:
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", place=place, hint="each row of a .jsonl is one JSON object") from error
 
 

@@ -22,8 +22,13 @@ EXPONENTS: dict[str, tuple[str, int]] = {
     "F8_E5M2": ("|u1", 0x7C),
     "F8_E4M3": ("|u1", 0x7F),
     "F8_E8M0": ("|u1", 0xFF),
+    "F8_E4M3FNUZ": ("|u1", 0x80),
+    "F8_E5M2FNUZ": ("|u1", 0x80),
 }
 """Per dtype the unsigned view and the bits that are all set in what is not finite (E4M3: only in NaN)."""
+
+FNUZ = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
+"""Dtypes in which the code of a negative zero means NaN, and none an infinity. Floats of 4 and 6 bits have neither."""
 
 
 def nonfinite(path: Path, header: Header) -> Iterator[tuple[TensorFact, tuple[int, ...], str]]:
@@ -49,7 +54,10 @@ def first_nonfinite(array: Array, dtype: str) -> tuple[int, str] | None:
     for start in range(0, values.size, size):
         chunk = values[start : start + size]
         part = masked[: chunk.size]
-        np.bitwise_and(chunk, bits, out=part)
+        if dtype in FNUZ:
+            np.multiply(chunk == bits, bits, out=part)
+        else:
+            np.bitwise_and(chunk, bits, out=part)
         if part.max() == bits:
             at = int(np.argmax(part == bits))
             return start + at, word_for(int(chunk[at]), dtype)
@@ -58,7 +66,7 @@ def first_nonfinite(array: Array, dtype: str) -> tuple[int, str] | None:
 
 def word_for(value: int, dtype: str) -> str:
     """`inf` where the mantissa is empty, else `NaN`; E4M3 and E8M0 have no infinity."""
-    if dtype in ("F8_E4M3", "F8_E8M0"):
+    if dtype in (*FNUZ, "F8_E4M3", "F8_E8M0"):
         return "NaN"
     mask = EXPONENTS[dtype][1]
     mantissa = value & ((mask & -mask) - 1)

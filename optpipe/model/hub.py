@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,8 @@ NOT = ["*/*", "consolidated*", ".*"]
 """Sub-folders hold other formats (onnx/, original/); consolidated files are a second copy of the weights."""
 FIRST_BYTES = 100_000
 TIMEOUT_S = 60
+AT_ONCE = 8
+"""Headers asked for at once: a model of 70B has thirty files."""
 
 
 def token() -> str | Literal[False]:
@@ -85,9 +88,7 @@ def _unreachable(error: Exception, place: str) -> InputError | EnvironmentMissin
         return InputError(f"the hub refuses it (HTTP {status})", place=place,
                           hint="set HF_TOKEN to a token that may read it")  # fmt: skip
     what = f"answers HTTP {status}" if status else f"cannot be reached ({type(error).__name__})"
-    return EnvironmentMissing(
-        f"the hub {what}", place=place, hint="check the network and HF_ENDPOINT, try again"
-    )
+    return EnvironmentMissing(f"the hub {what}", place=place, hint="check the network and HF_ENDPOINT, try again")
 
 
 # ---------------------------------------------------------------- models
@@ -121,14 +122,13 @@ def headers(source: Hub, say: Say) -> Headers:
         info = client.model_info(source.repo, revision=source.revision, files_metadata=True)
         commit, sizes = str(info.sha), {s.rfilename: s.size or 0 for s in info.siblings or []}
         folder = Path(
-            client.snapshot_download(
-                source.repo, revision=source.revision, allow_patterns=SMALL, ignore_patterns=NOT
-            )
+            client.snapshot_download(source.repo, revision=source.revision, allow_patterns=SMALL, ignore_patterns=NOT)
         )
-        facts: list[TensorFact] = []
-        for name in weight_names(source, folder, list(sizes)):
-            facts += _header(client, source.repo, commit, name, sizes[name])
-    return Headers("hub", commit, read_config(folder), tuple(facts), folder)
+        names = weight_names(source, folder, list(sizes))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            read = pool.map(lambda name: _header(client, source.repo, commit, name, sizes[name]), names)
+            facts = tuple(fact for tensors in read for fact in tensors)
+    return Headers("hub", commit, read_config(folder), facts, folder, tuple(sizes))
 
 
 def weight_names(source: Hub, folder: Path, files: list[str]) -> list[str]:
@@ -182,9 +182,7 @@ def _range(url: str, begin: int, end: int, place: str) -> bytes:
         **tools.build_hf_headers(token=token(), library_name="optpipe"),
         "range": f"bytes={begin}-{end - 1}",
     }
-    with tools.get_session().stream(
-        "GET", url, headers=head, timeout=TIMEOUT_S, follow_redirects=True
-    ) as response:
+    with tools.get_session().stream("GET", url, headers=head, timeout=TIMEOUT_S, follow_redirects=True) as response:
         if response.status_code >= 400:
             response.read()
         tools.hf_raise_for_status(response)

@@ -16,7 +16,15 @@ from optpipe.errors import InputError
 from optpipe.model.config import DTYPES
 from optpipe.model.folder import tensors_of_folder
 from optpipe.model.linears import is_other_part, split_name
-from optpipe.model.schemes import PLAIN_BYTES, layout_of, linear_bytes, selected, weight_bytes
+from optpipe.model.schemes import (
+    DATA_FREE,
+    PLAIN_BYTES,
+    linear_bytes,
+    parts,
+    selected,
+    untied_bytes,
+    weight_bytes,
+)
 from optpipe.records import Estimated, Hardware, Json, ModelFacts
 
 GIB = 1 << 30
@@ -44,6 +52,9 @@ QUANTIZER_RUNTIME = 600_000_000
 BATCHED_TOKENS = 2048
 """Tokens that vLLM computes in one step where nobody sets max_num_batched_tokens."""
 
+OTHER_WEIGHTS = ("qweight", "qzeros", "scales", "g_idx", "input_global_scale")
+"""Tensors of a quantized layer whose names don't begin with `weight`, as other formats and NVFP4 have them."""
+
 SPARE = 0.15
 """Share of a machine's memory that a plan leaves free (the articles' budget is 85 %)."""
 
@@ -55,8 +66,10 @@ def checkpoint_bytes(facts: ModelFacts, scheme: Json | None) -> Estimated:
     """Bytes of the checkpoint's weights."""
     if scheme is None:
         return Estimated(facts.weight_bytes, "bytes", "the base's own tensors")
-    linears = selected(facts, scheme)
-    how = f"{layout_of(scheme).label} for {len(linears)} linear layers, 2 bytes for every other weight"
+    each = " and ".join(f"{layout.label} for {len(linears)}" for layout, linears in parts(facts, scheme))
+    how = f"{each or 'no layout for any'} linear layers, 2 bytes for every other weight"
+    if more := untied_bytes(facts, scheme):
+        how += f"; {show(more)} of it because rotations make two tables of tied embeddings"
     return Estimated(weight_bytes(facts, scheme), "bytes", how)
 
 
@@ -64,13 +77,14 @@ def bits_per_weight(facts: ModelFacts, scheme: Json | None) -> Estimated:
     """Bits of all tensors that represent the layers that are to be quantized, per weight of theirs."""
     if scheme is None:
         return Estimated(8 * DTYPES.get(facts.dtype, 2), "bits", f"unquantized {facts.dtype}")
-    layout, linears = layout_of(scheme), selected(facts, scheme)
-    weights = sum(out * inputs for _, out, inputs in linears)
+    weights = bits = 0
+    for layout, linears in parts(facts, scheme):
+        weights += sum(out * inputs for _, out, inputs in linears)
+        bits += 8 * sum(linear_bytes(layout, out, inputs) for _, out, inputs in linears)
     if not weights:
         return Estimated(8 * PLAIN_BYTES, "bits", "the scheme selects no layer")
-    bits = 8 * sum(linear_bytes(layout, out, inputs) for _, out, inputs in linears)
-    how = f"{layout.label}: weights, scales and zero points of {len(linears)} linear layers"
-    return Estimated(bits / weights, "bits", how)
+    each = ", ".join(f"{len(linears)} of {layout.label}" for layout, linears in parts(facts, scheme))
+    return Estimated(bits / weights, "bits", f"weights, scales and zero points of linear layers: {each}")
 
 
 def measured_bits_per_weight(folder: Path, facts: ModelFacts, scheme: Json | None) -> float:
@@ -82,7 +96,7 @@ def measured_bits_per_weight(folder: Path, facts: ModelFacts, scheme: Json | Non
     for fact in tensors_of_folder(folder):
         module, kind = split_name(fact.name)
         if not is_other_part(module) and (
-            kind.startswith("weight") or kind in ("qweight", "qzeros", "scales", "g_idx")
+            kind.startswith("weight") or kind in OTHER_WEIGHTS
         ):
             held[tail(module)] = held.get(tail(module), 0) + fact.nbytes
     linears = facts.linears if scheme is None else selected(facts, scheme)
@@ -114,14 +128,20 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
     after a layer, and one layer's work: float32 Hessians [in, in] for GPTQ, float32 copies for AWQ. Four runs
     on a model of 113 M parameters took 0.72 to 0.91 of this.
     """
-    method = scheme.get("method")
+    method = str(scheme.get("method"))
     model = facts.parameters * PLAIN_BYTES + weight_bytes(facts, scheme)
     states = work = 0
-    if method in ("gptq", "awq", "smoothquant"):
+    if method not in DATA_FREE:
         states = 2 * samples * length * facts.hidden_size * 2
-        work = layer_copies(facts) if method == "awq" else hessian_bytes(facts)
+        work = layer_work(facts, method)
     how = f"model and packed copy {show(model)}, hidden states {show(states)}, a layer's work {show(work)}"
     return Estimated(model + states + work + QUANTIZER_RUNTIME, "bytes", f"{how}, libraries")
+
+
+def layer_work(facts: ModelFacts, method: str) -> int:
+    """Float32 copies where scales are searched, with gradients and the best so far where rounding is learned."""
+    copies = {"nvfp4": 0, "awq": 1, "autoround": 3}.get(method)
+    return hessian_bytes(facts) if copies is None else copies * layer_copies(facts)
 
 
 def hessian_bytes(facts: ModelFacts) -> int:
@@ -145,12 +165,13 @@ def first_layer(facts: ModelFacts) -> list[tuple[str, int, int]]:
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """What an engine needs to serve `sequences` of `length` tokens at once, in bytes."""
+    """What an engine needs to serve `sequences` of `length` tokens at once, in bytes over all its devices."""
 
     weights: int
     kv: int
     activations: int
     runtime: int
+    devices: int = 1
 
     @property
     def total(self) -> int:
@@ -159,6 +180,7 @@ class ServingMemory:
     def estimated(self) -> Estimated:
         parts = ("weights", "kv", "activations", "runtime")
         how = ", ".join(f"{part} {show(getattr(self, part))}" for part in parts)
+        how += f", on {self.devices} GPUs" if self.devices > 1 else ""
         return Estimated(self.total, "bytes", how)
 
 
@@ -170,15 +192,28 @@ def serving_memory(
     sequences: int,
     length: int,
 ) -> ServingMemory:
-    """Memory of one engine; a KV cache of fixed size wins over what the load needs."""
+    """Memory of one engine; a KV cache of fixed size, which is per device, wins over what the load needs.
+
+    Tensor parallelism keeps a copy of the KV heads on each device where there are fewer heads than devices.
+    """
     cpu = hardware.gpus == 0
+    tensor, pipeline = (1, 1) if cpu else (width(target, "tensor"), width(target, "pipeline"))
+    devices = tensor * pipeline
     fixed = setting(target, "kv_cache_memory_bytes") or (CPU_KV_CACHE if cpu else None)
-    kv = int(fixed) if fixed else sequences * length * kv_bytes_per_token(facts, target)
+    copies = max(1, tensor // max(1, facts.kv_heads))
+    kv = int(fixed) * devices if fixed else sequences * length * kv_bytes_per_token(facts, target) * copies
     longest = int(setting(target, "max_model_len") or 0)
     batched = int(setting(target, "max_num_batched_tokens") or max(BATCHED_TOKENS, longest))
     widest = max(facts.intermediate_size * 2 + facts.hidden_size, 3 * facts.heads * facts.head_dim)
     activations = 2 * batched * widest + 4 * sequences * facts.vocabulary
-    return ServingMemory(weight_bytes(facts, scheme), kv, activations, RUNTIME["cpu" if cpu else "gpu"])
+    runtime = RUNTIME["cpu" if cpu else "gpu"] * devices
+    return ServingMemory(weight_bytes(facts, scheme), kv, activations, runtime, devices)
+
+
+def width(target: Mapping[str, Any], kind: str) -> int:
+    """How many devices a target's `tensor`, `pipeline` or `data` parallelism takes."""
+    found = setting(target, f"{kind}_parallel_size")
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def setting(target: Mapping[str, Any], name: str) -> Any:
@@ -203,9 +238,9 @@ def kv_capacity(facts: ModelFacts, target: Mapping[str, Any], free_bytes: int, l
     return tokens, tokens // max(1, length)
 
 
-def usable_memory(hardware: Hardware) -> int:
-    """Bytes that a plan may fill: of the GPUs together, or of the machine."""
-    total = hardware.gpus * hardware.gpu_memory_bytes if hardware.gpus else hardware.memory_bytes
+def usable_memory(hardware: Hardware, devices: int = 1) -> int:
+    """Bytes that a plan may fill: of so many GPUs together, or of the machine."""
+    total = devices * hardware.gpu_memory_bytes if hardware.gpus else hardware.memory_bytes
     return int(total * (1 - SPARE))
 
 

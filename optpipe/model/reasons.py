@@ -8,9 +8,8 @@ from math import gcd
 from typing import Any
 
 from optpipe.model.linears import CONV1D, split_name
-from optpipe.model.memory import serving_memory, setting, show, usable_memory
-from optpipe.model.schemes import layout_of, quantizes_head, selected
-from optpipe.model.selectors import selector_problems
+from optpipe.model.schemes import Layout, parts, quantizes_head, selected
+from optpipe.model.selectors import matched, selector_problems
 from optpipe.records import Hardware, Json, ModelFacts
 
 Linear = tuple[str, int, int]
@@ -29,10 +28,6 @@ FUSED = (
 CPU_STEP = 32
 """vLLM's 4-bit kernel for CPU takes matrices whose sizes are multiples of this."""
 
-SHORTEST = 512
-"""Tokens that one sequence must be able to reach, where the target names no max_model_len."""
-
-
 @dataclass(frozen=True)
 class Reason:
     """Why a candidate cannot work, and the nearest thing that does."""
@@ -44,29 +39,53 @@ class Reason:
 # ---------------------------------------------------------------- the scheme on the model
 
 
-def scheme_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
-    """What speaks against the scheme on this model, on any engine."""
+def base_reasons(facts: ModelFacts) -> Iterator[Reason]:
+    """A base that is quantized already, or whose layers quantizers do not see."""
     if facts.quantized:
-        yield Reason(
-            f"the base is quantized already ({facts.quantized})", "its unquantized original as model.source"
-        )
-        return
-    if facts.model_type in CONV1D:
-        yield Reason(
-            f"{facts.model_type} keeps its layers as Conv1D, which the quantizers leave alone", "base"
-        )
-        return
+        text = f"the base is quantized already ({facts.quantized})"
+        yield Reason(text, "its unquantized original as model.source")
+    elif facts.model_type in CONV1D:
+        text = f"{facts.model_type} keeps its layers as Conv1D, which the quantizers leave alone"
+        yield Reason(text, "base")
+
+
+def head_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
+    """A head that would be quantized although it is the input embedding too."""
     if quantizes_head(scheme) and facts.tied_embeddings:
         text = "lm_head shares its weights with the input embeddings: quantized, the checkpoint would grow"
         yield Reason(text, "ignore: [lm_head]")
+
+
+def selection_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
+    """Selectors that match nothing or not what they expect, or that leave nothing to quantize."""
     names = [name for name, _, _ in facts.linears]
     for problem in selector_problems(scheme.get("ignore", ("lm_head",)), names, "ignore"):
         yield Reason(f"{problem.place}: {problem.message}", problem.hint)
-    linears = selected(facts, scheme)
-    if not linears:
+    if not selected(facts, scheme):
         yield Reason(f"ignore leaves none of {len(names)} linear layers to quantize", "ignore: [lm_head]")
-    yield from group_reasons(linears, layout_of(scheme).group)
-    yield from fused_reasons(names, {name for name, _, _ in linears})
+    if "int8" in scheme:
+        yield from mixed_reasons(scheme, [name for name, _, _ in selected(facts, scheme)])
+    if scheme.get("method") == "spinquant" and facts.head_dim & (facts.head_dim - 1):
+        text = f"spinquant's rotations need a head size that is a power of two, not {facts.head_dim}"
+        yield Reason(text, "method: gptq")
+
+
+def mixed_reasons(scheme: Json, names: Sequence[str]) -> Iterator[Reason]:
+    """An `int8` of a mixed scheme that names no layer or all, some of what an engine fuses, or experts."""
+    found = selector_problems(scheme["int8"], names, "int8")
+    for problem in found:
+        yield Reason(f"{problem.place}: {problem.message}", problem.hint)
+    eight = set(matched(scheme["int8"], names))
+    if found or not names:
+        return
+    if len(eight) == len(names):
+        yield Reason(f"int8 leaves none of {len(names)} layers for {scheme['bits']} bits", "method: int8")
+    if experts := [name for name in names if name in eight and ".experts." in name]:
+        text = f"engines load all experts by one scheme, and int8 names {some(experts)}"
+        yield Reason(text, "int8 without experts")
+    for reason in fused_reasons(names, eight):
+        text = reason.reason.replace("stay unquantized", f"have {scheme['bits']} bits")
+        yield Reason(text, "int8: all of them or none")
 
 
 def group_reasons(linears: Sequence[Linear], group: int | None) -> Iterator[Reason]:
@@ -124,8 +143,14 @@ def kernel_reasons(
     facts: ModelFacts, scheme: Json, target: Mapping[str, Any], hardware: Hardware
 ) -> Iterator[Reason]:
     """Sizes that the engine's kernel for this scheme does not take."""
-    layout, linears = layout_of(scheme), selected(facts, scheme)
-    if target.get("engine") != "vllm" or layout.activation_bits == 8:
+    if target.get("engine") == "vllm":
+        for layout, linears in parts(facts, scheme):
+            yield from vllm_kernel_reasons(layout, linears, hardware)
+
+
+def vllm_kernel_reasons(layout: Layout, linears: Sequence[Linear], hardware: Hardware) -> Iterator[Reason]:
+    """Sizes that vLLM's weight-only kernels do not take, for these layers stored so."""
+    if layout.activation_bits != 16:
         return
     if hardware.gpus == 0 and layout.bits == 4:
         bad = [
@@ -151,25 +176,6 @@ def fused(linears: Sequence[Linear]) -> list[Linear]:
         first = found.get(key or name)
         found[key or name] = (first[0], first[1] + out, inputs) if first else (name, out, inputs)
     return list(found.values())
-
-
-def memory_reasons(
-    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware
-) -> Iterator[Reason]:
-    """A length that the model cannot reach, or an engine that does not fit with one sequence of it."""
-    length = int(setting(target, "max_model_len") or min(SHORTEST, facts.max_positions or SHORTEST))
-    if facts.max_positions and length > facts.max_positions:
-        text = f"max_model_len {length} is more than the model's {facts.max_positions} positions"
-        yield Reason(text, f"max_model_len: {facts.max_positions}")
-    needed = serving_memory(facts, scheme, target, hardware, 1, length)
-    usable = usable_memory(hardware)
-    if needed.total > usable:
-        where = f"{hardware.gpus} x {hardware.gpu}" if hardware.gpus else hardware.name
-        text = (
-            f"serving needs {show(needed.total)} ({needed.estimated().how}); "
-            f"{where} has {show(usable)} to give (85 %)"
-        )
-        yield Reason(text, "fewer bits, a smaller KV cache, or a machine with more memory")
 
 
 def some(names: Sequence[str], count: int = 3) -> str:

@@ -104,7 +104,7 @@ def parse_header(text: bytes, file: str, place: str, size: int) -> Header:
 def header_json(text: bytes, place: str) -> dict[str, Any]:
     try:
         entries = json.loads(text, object_pairs_hook=lambda pairs: unique(pairs, place))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of 5000 digits
         fail(place, f"the header is not JSON: {error}", FETCH)
     if not isinstance(entries, dict):
         fail(place, f"the header is a {type(entries).__name__}, not a mapping of tensors", FETCH)

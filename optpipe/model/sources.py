@@ -122,6 +122,8 @@ class Headers:
     config: Json
     tensors: tuple[TensorFact, ...]
     folder: Path | None
+    files: tuple[str, ...] = ()
+    """The names of all files where the model lies, if that is not `folder`."""
 
 
 # ---------------------------------------------------------------- parse

@@ -24,6 +24,7 @@ from typing import Literal
 
 from optpipe.errors import InputError
 from optpipe.model.documents import Reader, Seen, format_of
+from optpipe.model.paragraphs import PARAGRAPH, hashed
 from optpipe.model.sources import (
     NAME,
     Say,
@@ -36,11 +37,10 @@ from optpipe.records import Artifact, Json
 
 Part = Literal["calibrate", "score"]
 DATASET = re.compile(rf"({NAME}(?:/{NAME})?)@([A-Za-z0-9][A-Za-z0-9._-]*)/(.+)")
-PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 TEMPLATE_TOKENS = 64
 """Tokens that a chat template may add to a document beyond its bytes."""
-LONG = 64
-"""Paragraphs under so many characters (headings, `See also`) say nothing about overlap."""
+PACKED = 5
+"""How many times larger a .gz of text becomes."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,41 @@ def resolve_text(source: TextSource, part: Part | None, column: str, cache: Path
     """
     seen = Seen()
     documents, place, notes = _open(source, column, seen, cache, say)
-    first_two = list(itertools.islice(documents, 2))
-    if not first_two:
-        raise InputError(
-            f"the text is empty (column {column!r})",
-            place=place,
-            hint="every row is blank, or there are none",
-        )
+    first_two = some_documents(documents, column, place)
     every: Iterator[Json] = itertools.chain(first_two, documents)
     if part is not None and len(first_two) == 1:
         every = iter([half(first_two[0], part, place)])
     elif part is not None:
         every = (document for document in every if part_of(document) == part)
     return _write(every, cache / "texts", place, lambda: (*notes, *seen.notes()))
+
+
+def first_documents(source: TextSource, column: str, cache: Path, say: Say) -> list[Json]:
+    """The first two documents; InputError where there are none, or they are not what they should be."""
+    documents, place, _ = _open(source, column, Seen(), cache, say)
+    return some_documents(documents, column, place)
+
+
+def some_documents(documents: Iterator[Json], column: str, place: str) -> list[Json]:
+    found = list(itertools.islice(documents, 2))
+    if not found:
+        hint = "every row is blank, or there are none"
+        raise InputError(f"the text is empty (column {column!r})", place=place, hint=hint)
+    return found
+
+
+def size(source: TextPath | PythonDocs) -> int:
+    """Bytes of a text that is here; a packed one counts for what it may hold."""
+    if isinstance(source, PythonDocs):
+        return 0
+    files = [p for p in source.path.rglob("*") if p.is_file()] if source.path.is_dir() else [source.path]
+    return sum(file.stat().st_size * (PACKED if file.suffix == ".gz" else 1) for file in files)
+
+
+def has_chats(text: ResolvedText) -> bool:
+    """Whether the first document is a chat."""
+    with text.path.open(encoding="utf-8") as file:
+        return "messages" in json.loads(file.readline())
 
 
 def _open(
@@ -252,34 +274,3 @@ def check_rows(record: Json, place: str, rows: int, length: int) -> None:
 def too_short(what: str, place: str, rows: int, length: int) -> InputError:
     hint = "give a longer text, or ask for fewer or shorter rows"
     return InputError(f"{what}; {rows} rows of {length} tokens are asked for", place=place, hint=hint)
-
-
-# ---------------------------------------------------------------- overlap
-
-
-def overlap(calibration: Path, scored: Path) -> float:
-    """Share (0 to 1, by characters) of the scored text's paragraphs that also stand in the calibration text.
-
-    Both are resolved texts.
-    """
-    known = {digest for digest, _ in _paragraphs(calibration)}
-    common = total = 0
-    for digest, size in _paragraphs(scored):
-        total += size
-        common += size * (digest in known)
-    return common / total if total else 0.0
-
-
-def _paragraphs(path: Path) -> Iterator[tuple[bytes, int]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield from hashed(json.loads(line))
-
-
-def hashed(document: Json) -> Iterator[tuple[bytes, int]]:
-    """SHA-256 and characters of each long paragraph, spaces and case aside; of the whole where none is long."""
-    texts = [m["content"] for m in document["messages"]] if "messages" in document else [document["text"]]
-    pieces = [piece for text in texts for piece in PARAGRAPH.split(text) if len(piece) >= LONG]
-    for piece in pieces or ["\n".join(texts)]:
-        plain = " ".join(piece.lower().split())
-        yield hashlib.sha256(plain.encode()).digest(), len(plain)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from optpipe.backends.quantizers import llmcompressor
-from optpipe.errors import InputProblems, Problem
+from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import memory, roofline
-from optpipe.model.compat import feasibility
+from optpipe.model.compat import Case, Finding, feasibility, findings
 from optpipe.model.hardware import peaks
 from optpipe.model.selectors import selector_problems
 from optpipe.recipe.schema import Recipe
@@ -22,6 +24,8 @@ from optpipe.records import (
     Refusal,
     to_json,
 )
+from optpipe.toolchains.managed import ROLES
+from optpipe.toolchains.versions import locked_version
 
 START_S = 40.0
 """Seconds until an engine is ready on a CPU, mostly imports; measured 32 to 35."""
@@ -33,6 +37,20 @@ CALIBRATED_FLOPS_PER_WEIGHT = 14.0
 """Floating point operations per weight and calibration token of GPTQ: two forwards, Hessian, error feedback."""
 
 
+VERSIONS = (("vllm", "vllm"), ("quantize", "transformers"))
+"""Toolchain and package whose versions the compatibility table asks for."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One candidate with every check that was made for it."""
+
+    candidate: str
+    hardware: str
+    feasible: bool
+    findings: tuple[Finding, ...]
+
+
 def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
     """checkpoint x target and base x target: feasible with estimates, or refused with the reason.
 
@@ -41,7 +59,7 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
     check_against_model(recipe, facts)
     feasible, refused = [], []
     for candidate in expand(recipe):
-        found = feasibility(facts, candidate.scheme, candidate.engine, hardware)
+        found = feasibility(case_of(recipe, facts, hardware, candidate))
         scheme = recipe.checkpoints.get(candidate.checkpoint)
         unknown = scheme and llmcompressor.unmapped(scheme, facts.architecture)
         if unknown:
@@ -61,6 +79,38 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
         warnings=facts.notes,
     )
+
+
+def case_of(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Case:
+    """The candidate as the compatibility checks see it; versions only of what optpipe itself would install."""
+    versions = {}
+    for role, package in VERSIONS:
+        lock = ROLES[role]["cuda" if hardware.gpus else "cpu"]
+        own = recipe.toolchains.get(role) or recipe.toolchains.get(lock)
+        if own is None or own.kind == "managed":
+            versions[package] = locked_version(role, package, cuda=bool(hardware.gpus)) or ""
+    rows = recipe.calibration
+    calibrated = (rows.samples, rows.sequence_length) if rows else (0, 0)
+    own_code = recipe.model.trust_remote_code
+    return Case(facts, candidate.scheme, candidate.engine, hardware, versions, calibrated, own_code)
+
+
+def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str) -> Explained:
+    """Every check that is made for one candidate; InputError for a name that the recipe does not make."""
+    check_against_model(recipe, facts)
+    candidates = {candidate.name: candidate for candidate in expand(recipe)}
+    if name not in candidates:
+        hint = did_you_mean(name, list(candidates))
+        raise InputError(f"{name!r} is no candidate of this recipe", place="--why", hint=hint)
+    candidate = candidates[name]
+    found = list(findings(case_of(recipe, facts, hardware, candidate)))
+    if scheme := recipe.checkpoints.get(candidate.checkpoint):
+        unknown = llmcompressor.unmapped(scheme, facts.architecture)
+        nearest = "method: gptq" if unknown else None
+        outcome: Literal["ok", "no"] = "no" if unknown else "ok"
+        found.insert(0, Finding("method on architecture", f"{scheme.method} on {facts.architecture}", outcome,
+                                unknown or "", nearest))  # fmt: skip
+    return Explained(name, hardware.name, all(one.outcome != "no" for one in found), tuple(found))
 
 
 def require_feasible(plan: Plan) -> None:

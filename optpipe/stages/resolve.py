@@ -8,14 +8,18 @@ from pathlib import Path
 from optpipe.errors import InputError, InputProblems
 from optpipe.model import sources, texts
 from optpipe.model.audit import audit
+from optpipe.model.audit_tokenizer import templates
 from optpipe.model.memory import measured_bits_per_weight
+from optpipe.model.paragraphs import overlap
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.records import Artifact, Checkpoint, Job, ModelFacts
 from optpipe.run import Run
 from optpipe.rundir import digest_json, folder_bytes, optpipe_home, write_atomic
 
-AUDIT = 1
+AUDIT = 2
 """Raised when the audit looks for more in the values of weights: what passed before is read again."""
+WHOLE = 32_000_000
+"""Bytes of text up to which a plan reads all of it, in about a second."""
 OVERLAP_LIMIT = 0.01
 """Share of a scored text that may stand in the calibration text too: short stock phrases."""
 
@@ -37,7 +41,24 @@ def check_inputs(run: Run, recipe: Recipe) -> Texts:
     if isinstance(source, sources.Folder):
         fetched = sources.fetch(source, optpipe_home(), run.talk.say)
         audited(fetched.path, fetched.digest, recipe)
-    return resolve_texts(run, recipe)
+    return resolve_texts(recipe, run.recipe_folder, run.talk.say)
+
+
+def check_local_texts(recipe: Recipe, recipe_folder: Path, say: sources.Say) -> None:
+    """What a plan can say of the texts: of those that are here, and of the first documents alone where one is large."""
+    named = {f"texts.{name}": text for name, text in recipe.texts.items()}
+    if recipe.calibration is not None:
+        named["calibration.text"] = recipe.calibration.text
+    small = True
+    for place, text in named.items():
+        source = texts.parse_text(text.source, recipe_folder, place=f"{place}.source")
+        if not isinstance(source, texts.TextPath | texts.PythonDocs):
+            small = False
+        elif texts.size(source) > WHOLE:
+            texts.first_documents(source, text.column, optpipe_home(), say)
+            small = False
+    if small:
+        resolve_texts(recipe, recipe_folder, say)
 
 
 def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
@@ -64,13 +85,18 @@ def audited(path: Path, digest: str, recipe: Recipe) -> None:
     write_atomic(marker, b"")
 
 
-def resolve_texts(run: Run, recipe: Recipe) -> Texts:
+def resolve_texts(recipe: Recipe, recipe_folder: Path, say: sources.Say) -> Texts:
     """Every text as documents; calibration text that is also scored is an error."""
+    model = sources.parse(recipe.model.source, recipe_folder)
+    folder = model.path if isinstance(model, sources.Folder) else None
 
     def here(text: Text, place: str, rows: int, length: int) -> texts.ResolvedText:
-        source = texts.parse_text(text.source, run.recipe_folder, place=f"{place}.source")
-        found = texts.resolve_text(source, text.part, text.column, optpipe_home(), run.talk.say)
+        source = texts.parse_text(text.source, recipe_folder, place=f"{place}.source")
+        found = texts.resolve_text(source, text.part, text.column, optpipe_home(), say)
         texts.check_length(found, place, rows, length)
+        if folder is not None and not templates(folder) and texts.has_chats(found):
+            hint = f"add chat_template.jinja to {folder.name}, or write the chats as plain text"
+            raise InputError("these are chats, and the model has no chat template", place=place, hint=hint)
         return found
 
     scoring, calibrated = recipe.scoring, recipe.calibration
@@ -86,7 +112,7 @@ def resolve_texts(run: Run, recipe: Recipe) -> Texts:
 
 
 def check_overlap(name: str, calibration: Artifact, scored: Artifact) -> None:
-    share = texts.overlap(calibration.path, scored.path)
+    share = overlap(calibration.path, scored.path)
     if share > OVERLAP_LIMIT:
         raise InputError(
             f"{100 * share:.1f} % of this text is also calibrated on, so its score would flatter",

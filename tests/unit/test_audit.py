@@ -13,7 +13,7 @@ import pytest
 
 from optpipe.errors import Problem
 from optpipe.model.audit import audit, audit_notes
-from optpipe.model.audit_extras import pieces
+from optpipe.model.audit_tokenizer import pieces
 from optpipe.model.finite import EXPONENTS, first_nonfinite
 from tests.models import (
     bf16,
@@ -157,6 +157,8 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     write_safetensors(folder / "model-1.safetensors", found)
     write_safetensors(folder / "model-2.safetensors", {"model.norm.weight": found["model.norm.weight"]})
+    places = dict.fromkeys(found, "model-1.safetensors") | {"model.norm.weight": "model-2.safetensors"}
+    write_json(folder / INDEX, {"weight_map": places})
     assert "model.norm.weight stands in model-1.safetensors too" in one(audit(folder)).message
 
 

@@ -268,6 +268,51 @@ def test_a_text_that_cannot_be_scored_is_refused_by_file_and_column(
     (tmp_path / "text.jsonl").write_text(data, encoding="utf-8")
     recipe = RECIPE.replace("python: {source: python-docs, part: score}", "mine: {source: text.jsonl}")
     check_refusal(refuse(tmp_path, "build", "recipe.yaml", recipe=recipe), tmp_path, *shown)
+    check_refusal(refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe), tmp_path, *shown)
+
+
+def test_a_large_text_is_refused_by_its_first_row_in_a_plan(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    (tmp_path / "text.jsonl").write_text('{"content": "a"}\n' + "\n" * 33_000_000, encoding="utf-8")
+    recipe = RECIPE.replace("python: {source: python-docs, part: score}", "mine: {source: text.jsonl}")
+    found = refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe)
+    check_refusal(found, tmp_path, "text.jsonl:1", "no column 'text'", "content")
+
+
+def test_text_that_is_calibrated_on_and_scored_under_another_name_is_refused(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    for name in ("seen", "scored"):
+        lines = [f"{name} alone {k} " * 40 for k in range(8)] + [f"in both of them {k} " * 40 for k in range(8)]
+        rows = [json.dumps({"text": line}) for line in lines]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    recipe = RECIPE.replace("python: {source: python-docs, part: score}", "mine: {source: scored.jsonl}")
+    recipe = recipe.replace("{source: python-docs, part: calibrate}", "{source: seen.jsonl}")
+    found = refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe)
+    check_refusal(found, tmp_path, "texts.mine", "% of this text is also calibrated on", "part: calibrate")
+
+
+def test_chats_need_a_chat_template(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    chat = json.dumps({"messages": [{"role": "user", "content": "how are you " * 900}]})
+    (tmp_path / "chats.jsonl").write_text(chat, encoding="utf-8")
+    recipe = RECIPE.replace("{source: python-docs, part: calibrate}", "{source: chats.jsonl, column: messages}")
+    assert refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe).code == 0
+    models.edit_json(tmp_path / "model" / "tokenizer_config.json", chat_template=None)
+    found = refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe)
+    check_refusal(found, tmp_path, "calibration.text", "no chat template", "chat_template.jinja")
+    (tmp_path / "model" / "chat_template.jinja").write_text(models.TEMPLATE, encoding="utf-8")
+    assert refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe).code == 0
+
+
+def test_what_is_unusual_but_loads_is_a_note_of_the_plan(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    models.edit_json(tmp_path / "model" / "generation_config.json", do_sample=False, temperature=0.6)
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    found = refuse(tmp_path, "plan", "recipe.yaml")
+    assert found.code == 0, found.err
+    for shown in ("do_sample false", "different chat templates", "pytorch_model.bin beside the safetensors"):
+        assert f"note: {shown}" in found.out or shown in found.out
 
 
 def test_too_little_calibration_text_is_refused(tmp_path: Path) -> None:

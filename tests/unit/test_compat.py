@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optpipe.errors import InputError
-from optpipe.model.compat import feasibility, verdict
+from optpipe.model.compat import Case, Finding, feasibility, findings
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
 from optpipe.model.reasons import fused_reasons, group_reasons, nearest_group
@@ -28,7 +28,7 @@ def facts(tmp_path: Path) -> ModelFacts:
 
 
 def refused(facts: ModelFacts, scheme: dict[str, Any] | None, target: Any = VLLM, machine: Any = CPU) -> list[str]:
-    return [f"{no.reason} -> {no.nearest}" for no in feasibility(facts, scheme, target, machine).refused]
+    return [f"{no.reason} -> {no.nearest}" for no in feasibility(Case(facts, scheme, target, machine)).refused]
 
 
 # ---------------------------------------------------------------- the table
@@ -53,22 +53,27 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("scheme", "machine", "status"), VERDICTS)
-def test_schemes_on_vllm(scheme: dict[str, Any] | None, machine: str, status: str) -> None:
-    found = verdict(scheme, VLLM, named(machine))
-    assert found.status == status and found.source
+def test_schemes_on_vllm(facts: ModelFacts, scheme: dict[str, Any] | None, machine: str, status: str) -> None:
+    found = verdict(facts, scheme, VLLM, named(machine))
+    assert found.outcome == status and found.source
     assert bool(found.reason) == (status != "ok") and bool(found.nearest) == (status != "ok")
 
 
-def test_tensorrt_llm_takes_fp8_and_refuses_what_it_would_misread() -> None:
+def verdict(facts: ModelFacts, scheme: dict[str, Any] | None, target: Any, machine: Any) -> Finding:
+    """What the table says of the scheme on the engine."""
+    return next(f for f in findings(Case(facts, scheme, target, machine)) if f.check == "scheme on engine")
+
+
+def test_tensorrt_llm_takes_fp8_and_refuses_what_it_would_misread(facts: ModelFacts) -> None:
     target, h100 = {"engine": "tensorrt_llm"}, named("h100")
-    assert verdict({"method": "fp8"}, target, h100).status == "ok"
-    assert "for FP8 and answers garbage" in verdict({"method": "int8"}, target, h100).reason
-    assert verdict(W4, target, h100).status == "no"
-    assert verdict(None, target, CPU).reason == "TensorRT-LLM needs an NVIDIA GPU"
+    assert verdict(facts, {"method": "fp8"}, target, h100).outcome == "ok"
+    assert "for FP8 and answers garbage" in verdict(facts, {"method": "int8"}, target, h100).reason
+    assert verdict(facts, W4, target, h100).outcome == "no"
+    assert verdict(facts, None, target, CPU).reason == "TensorRT-LLM needs an NVIDIA GPU"
 
 
-def test_an_engine_without_rows_is_refused() -> None:
-    assert "is not in the table" in verdict(None, {"engine": "other"}, CPU).reason
+def test_an_engine_without_rows_is_refused(facts: ModelFacts) -> None:
+    assert "is not in the table" in verdict(facts, None, {"engine": "other"}, CPU).reason
 
 
 def test_float16_on_a_cpu_and_bfloat16_on_old_cards_are_refused(facts: ModelFacts) -> None:
@@ -78,7 +83,7 @@ def test_float16_on_a_cpu_and_bfloat16_on_old_cards_are_refused(facts: ModelFact
 
 
 def test_a_kv_cache_that_is_known_to_lie_is_left_to_the_canary_with_a_note(facts: ModelFacts) -> None:
-    found = feasibility(facts, None, {**VLLM, "engine_args": {"kv-cache-dtype": "int8_per_token_head"}}, CPU)
+    found = feasibility(Case(facts, None, {**VLLM, "engine_args": {"kv-cache-dtype": "int8_per_token_head"}}, CPU))
     assert found.refused == () and "answered garbage" in found.notes[0]
 
 
@@ -183,7 +188,17 @@ def test_a_model_that_does_not_fit_says_what_it_needs(facts: ModelFacts) -> None
     large = replace(facts, weight_bytes=140 * 10**9)
     found = refused(large, None, machine=named("a10"))
     assert len(found) == 1 and "weights 140 GB" in found[0] and "1 x NVIDIA A10 has 20.5 GB to give" in found[0]
-    assert refused(large, None, machine=named("h100x8")) == []
+    (one,) = refused(large, None, machine=named("h100x8"))
+    assert "1 x NVIDIA H100 80GB has 73 GB" in one and one.endswith("-> engine_args: {tensor_parallel_size: 2}")
+    assert refused(large, None, {**VLLM, "engine_args": {"tensor_parallel_size": 2}}, named("h100x8")) == []
+
+
+def test_a_quantize_job_that_does_not_fit_says_what_it_needs(facts: ModelFacts) -> None:
+    large = replace(facts, parameters=70 * 10**9)
+    wide, small = {**VLLM, "engine_args": {"tensor_parallel_size": 2}}, replace(named("h100x8"), memory_bytes=192 << 30)
+    (one,) = refused(large, {"method": "int8"}, wide, small)
+    assert one.startswith("quantizing needs 281 GB") and "h100x8 has 206 GB" in one
+    assert refused(large, {"method": "int8"}, wide, named("h100x8")) == refused(large, None, wide, small) == []
 
 
 def test_a_length_beyond_the_model_s_positions(facts: ModelFacts) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from optpipe.errors import InputError
+from optpipe.model.paragraphs import overlap
 from optpipe.model.sources import WheelMember
 from optpipe.model.texts import (
     DatasetFile,
     PythonDocs,
     ResolvedText,
     TextPath,
-    overlap,
     parse_text,
     resolve_text,
 )

@@ -1,0 +1,71 @@
+"""check: can a checkpoint be served on a machine, by which engine, else why not and where; pure but for headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.model.compat import TITLES, Case, Finding, elsewhere, findings
+from optpipe.model.compat_table import tables
+from optpipe.records import Hardware, ModelFacts
+from optpipe.toolchains.versions import locked_version
+
+
+@dataclass(frozen=True)
+class Served:
+    """One engine's answer: `slow` works, but not as one would hope."""
+
+    engine: str
+    outcome: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Servable:
+    """Whether a checkpoint can be served on a machine. `elsewhere`: where the table says that it runs."""
+
+    model: str
+    stored_as: str
+    hardware: str
+    engines: tuple[Served, ...]
+    elsewhere: tuple[str, ...]
+
+    @property
+    def by(self) -> str | None:
+        """The engine to take: the first that serves it well, else the first that serves it."""
+        order = sorted(self.engines, key=lambda served: ("ok", "slow", "no").index(served.outcome))
+        return order[0].engine if order and order[0].outcome != "no" else None
+
+
+def check(facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any]) -> Servable:
+    """Ask the table for every engine that it knows; `target` holds settings that the checkpoint is served with."""
+    engines: list[Served] = []
+    away: list[str] = []
+    for engine in tables().engines:
+        case = Case(facts, None, {**target, "engine": engine}, hardware, versions_of(engine, hardware))
+        found = findings(case)
+        outcomes = {one.outcome for one in found}
+        outcome = next(word for word in ("no", "slow", "ok") if word in outcomes)
+        engines.append(Served(TITLES.get(engine, engine), outcome, found))
+        away += elsewhere(case)
+    stored = facts.quantized or f"unquantized {facts.dtype}"
+    return Servable(facts.source, stored, hardware.name, tuple(engines), tuple(dict.fromkeys(away)))
+
+
+def versions_of(engine: str, hardware: Hardware) -> dict[str, str]:
+    """The version that optpipe installs; of the other engines none is known."""
+    found = locked_version("vllm", "vllm", cuda=bool(hardware.gpus)) if engine == "vllm" else None
+    return {engine: found} if found else {}
+
+
+def settings_of(bundle: Path) -> dict[str, Any]:
+    """The engine settings that a bundle ships with, as a target's keys; none for a plain folder."""
+    path = bundle / "engine" / "vllm.yaml"
+    if not path.is_file():
+        return {}
+    import yaml
+
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {"engine_args": found} if isinstance(found, dict) else {}

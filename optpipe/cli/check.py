@@ -61,7 +61,8 @@ def show(found: Servable) -> None:
     from optpipe.cli.shared import finding_lines
     from optpipe.console import out
 
-    answer = f"served by {found.by}" if found.by else "no engine serves it"
+    served_by = f"served by {found.by}{', but slowly' if found.slow else ''}"
+    answer = served_by if found.by else "no engine serves it"
     out(f"{found.model} ({found.stored_as}) on {found.hardware}: {answer}")
     for served in found.engines:
         out(f"\n{served.engine}: {served.outcome}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class Servable:
     elsewhere: tuple[str, ...]
 
     @property
+    def slow(self) -> bool:
+        """Served, but not as one would hope."""
+        return "ok" not in {served.outcome for served in self.engines}
+
+    @property
     def by(self) -> str | None:
         """The engine to take: the first that serves it well, else the first that serves it."""
         order = sorted(self.engines, key=lambda served: ("ok", "slow", "no").index(served.outcome))
@@ -41,6 +46,8 @@ class Servable:
 
 def check(facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any]) -> Servable:
     """Ask the table for every engine that it knows; `target` holds settings that the checkpoint is served with."""
+    if facts.kind == "gguf" or facts.source.endswith(".gguf"):  # otherwise the folder that a build makes of it
+        facts = replace(facts, quantized="gguf")
     engines: list[Served] = []
     away: list[str] = []
     for engine in tables().engines:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from optpipe.backends.registries import FolderRegistry
+from optpipe.bundle import write_manifest
+from optpipe.records import Bundle
 from tests import models
+from tests.unit.gguf_files import write_gguf
 from tests.unit.test_cli_wrong_models import RECIPE
 from tests.unit.wrong import Refused, check_refusal, here
 
@@ -145,6 +149,24 @@ def test_a_damaged_checkpoint_is_exit_2_with_its_faults(tmp_path: Path) -> None:
 )
 def test_a_reference_that_leads_nowhere_is_exit_2(reference: str, shown: str, tmp_path: Path) -> None:
     check_refusal(run(tmp_path, "check", reference), tmp_path, shown)
+
+
+def test_a_published_version_is_checked_by_its_name(tmp_path: Path) -> None:
+    bundle = models.tiny_llama(tmp_path / "bundle")
+    manifest = write_manifest(bundle)
+    registry = FolderRegistry(tmp_path / "artifacts" / "registry")
+    version = registry.upload(Bundle("tiny", bundle, manifest.digest, "sha256:00", manifest.bytes))
+    registry.move(version, "champion", expected=None, evidence="test")
+    for reference in ("tiny@champion", "registry:tiny@champion", f"tiny@{version.digest}"):
+        assert checked(tmp_path, reference, "--hardware", "server-cpu")["by"] == "vLLM"
+    other = run(tmp_path, "check", "tiny@chmpion")
+    assert other.code == 2 and "chmpion" in other.err and "hint: " in other.err
+
+
+def test_a_gguf_file_is_what_a_recipe_takes_and_no_engine_here_reads(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    found = checked(tmp_path, "m.gguf", "--hardware", "server-cpu", code=2)
+    assert "a recipe with it as model.source" in str(found["engines"])
 
 
 def test_a_bundle_is_checked_with_the_settings_that_it_ships(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def by_hand(result: Json) -> str:
         f"{found['same_work_s']:.0f} s the same work in less time",
     )
     return (
-        f"`optpipe build recipes/{result['recipe']}` took {found['build_s']:.0f} s where a competent engineer's script for the "
-        f"same candidates, tokens, loads and trials took {found['by_hand_s']:.0f} s: a ratio of "
+        f"`optpipe build recipes/{result['recipe']}` took {found['build_s']:.0f} s where a competent engineer's "
+        f"script for the same candidates, tokens, loads and trials took {found['by_hand_s']:.0f} s: a ratio of "
         f"**{found['ratio']:.2f}** ({spread['ratio_min']:.2f} to {spread['ratio_max']:.2f}, n = {result['n']} pairs, "
         f"medians; {result['hardware']['cores']} cores, no GPU). Of the {saved:.0f} s saved, {', '.join(parts)}.\n"
         f"`{result['command']}`"
@@ -64,7 +64,8 @@ def filled(text: str) -> str:
         name = place[2]
         result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         lines = SENTENCES[name](result).splitlines()
-        return f"{place[1]}{'\n'.join(fill(line, WIDTH, break_on_hyphens=False) for line in lines)}\n{place[3]}"
+        wrapped = "\n".join(fill(line, WIDTH, break_on_hyphens=False) for line in lines)
+        return f"{place[1]}{wrapped}\n{place[3]}"
 
     return MARK.sub(sentence, text)
 

@@ -28,6 +28,11 @@ def tied_by_default(model_type: str) -> bool | None:
     return False if model_type in known()["untied"] else None
 
 
+def generates(architecture: str) -> bool:
+    """Whether transformers or vLLM knows the class as one that writes text."""
+    return architecture in known()["causal"] or architecture in known()["vllm_generates"]
+
+
 def loads_as_text_model(facts: ModelFacts) -> bool:
     """Whether transformers' AutoModelForCausalLM knows the model."""
     if facts.architecture in known()["causal"]:

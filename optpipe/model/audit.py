@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from optpipe.errors import InputError, Problem
+from optpipe.model.architectures import tied_by_default
 from optpipe.model.audit_config import config_problems, generation_problems
 from optpipe.model.audit_extras import code_problems, extra_notes
 from optpipe.model.audit_stored import stored_problems
@@ -207,7 +208,7 @@ def value_problems(weights: Weights, shape: Shape | None) -> Iterator[Problem]:
         for fact, index, word in nonfinite(path, header):
             at = f"{fact.name}[{', '.join(map(str, index))}] is {word} ({fact.dtype})"
             yield Problem(str(path), at, "the weights are damaged, or overflowed when they were trained or cast")
-    if shape is not None and shape.tied:
+    if shape is not None and (tied_by_default(shape.model_type) if shape.tied is None else shape.tied):
         yield from tied_problems(weights)
 
 

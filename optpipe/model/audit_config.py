@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.errors import InputError, Problem
+from optpipe.model.architectures import generates
 from optpipe.model.config import DTYPES, Shape, read_mapping, text_config
 from optpipe.records import Json
 
@@ -38,13 +39,13 @@ def config_problems(config: Json, shape: Shape, place: str) -> Iterator[Problem]
     yield from architecture_problems(config, shape, place)
     text = text_config(config)
     for part in (config,) if text is config else (config, text):
-        yield from id_problems(part, shape, place)
+        yield from id_problems(part, shape, place, ("pad_token_id",))
     for key in POSITIVE:
         value = text.get(key)
         wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
         if value is not None and wrong:
             yield Problem(place, f"{key}: {value!r:.60} is not a positive number", REFETCH)
-    if shape.dtype is not None and shape.dtype not in DTYPES:
+    if shape.dtype is not None and shape.dtype not in (*DTYPES, "auto"):
         yield Problem(place, f"dtype: {shape.dtype!r:.60} is not known", f"known: {', '.join(DTYPES)}")
     yield from head_problems(text, shape, place)
 
@@ -60,19 +61,31 @@ def architecture_problems(config: Json, shape: Shape, place: str) -> Iterator[Pr
         yield Problem(place, text, 'engines ask for it: for example "architectures": ["LlamaForCausalLM"]')
     elif config.get("is_encoder_decoder") is True or NO_LANGUAGE_MODEL.search(name):
         yield Problem(place, f"{name} is no model that continues a text", "name a causal language model")
-    elif name.endswith("Model") and not name.endswith("HeadModel"):
+    elif name.endswith("Model") and not name.endswith("HeadModel") and not generates(name):
         yield Problem(place, f"{name} is a model without a language head", "name its ...ForCausalLM")
 
 
-def id_problems(part: Mapping[str, Any], shape: Shape, place: str) -> Iterator[Problem]:
-    """Special token ids that are no row of the embeddings; -1 is some libraries' word for no padding."""
+def id_problems(
+    part: Mapping[str, Any], shape: Shape, place: str, rows: tuple[str, ...] = TOKEN_IDS
+) -> Iterator[Problem]:
+    """Special token ids that are no numbers, or (those named in `rows`) no row of the embeddings.
+
+    -1 is some libraries' word for no padding; padding beyond the rows cannot be loaded.
+    """
     for key in TOKEN_IDS:
         value = part.get(key)
         for one in value if isinstance(value, list) else [value]:
-            fine = one is None or (type(one) is int and 0 <= one < shape.vocabulary)
-            if not fine and not (key == "pad_token_id" and one == -1):
+            whole = one is None or type(one) is int
+            if whole and (one is None or key not in rows or 0 <= one < shape.vocabulary):
+                continue
+            if not (key == "pad_token_id" and one == -1):
                 text = f"{key}: {one!r:.60} is not a row of the model, which has {shape.vocabulary} (vocab_size)"
                 yield Problem(place, text, "take the id that the tokenizer gives this token")
+
+
+def strange_ids(config: Json, shape: Shape) -> list[str]:
+    """Ids of config.json beyond the rows: often a default that nobody meant, so they are told, not refused."""
+    return [problem.message for problem in id_problems(text_config(config), shape, "")]
 
 
 def head_problems(text: Mapping[str, Any], shape: Shape, place: str) -> Iterator[Problem]:

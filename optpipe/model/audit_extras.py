@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.errors import Problem
-from optpipe.model.audit_config import ignored_sampling
+from optpipe.model.audit_config import ignored_sampling, strange_ids
 from optpipe.model.audit_tokenizer import TEMPLATE, templates
-from optpipe.model.config import LFS_POINTER, read_mapping, text_config
+from optpipe.model.config import LFS_POINTER, read_mapping, shape_of, text_config
 from optpipe.model.facts import KNOWN_TYPES
 from optpipe.model.folder import PICKLES
 from optpipe.records import Json
@@ -109,6 +109,8 @@ def extra_notes(folder: Path, config: Json) -> Iterator[str]:
     if ignored := ignored_sampling(generation):
         settings = ", ".join(ignored)
         yield f"generation_config.json has do_sample false, so {settings} has no effect; it is kept as it is"
+    for strange in strange_ids(config, shape_of(config, str(folder / "config.json"))):
+        yield f"config.json: {strange}"
     if code_references(config) and not needs_own_code(config):
         yield f"the folder brings code ({code_files(config)}); it is not run, the architecture is known"
     texts = {text for _, text in templates(folder)}

@@ -16,7 +16,7 @@ WEIGHTS = ("weight", "qweight", "weight_packed")
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "weight_packed": (("weight_scale",),),
     "qweight": (("scales",),),
-    "weight": (("weight_scale", "weight_scale_inv", "SCB", "absmax", "weight.absmax"),),
+    "weight": (("weight_scale", "weight_scale_inv", "weight_scales", "SCB", "weight.absmax"),),
 }
 """Beside a quantized tensor, one of each: without it the weight cannot be read."""
 

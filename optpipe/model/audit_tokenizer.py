@@ -122,7 +122,8 @@ def special_problems(folder: Path, shape: Shape) -> list[Problem]:
             what = f"{named[text]}: {text!r} is not in the vocabulary; it would get the id {first + number}, but the"
             hint = "name a token that is there, or resize the model's embeddings to its tokenizer"
             return [Problem(str(path), f"{what} model has {shape.vocabulary} rows (vocab_size)", hint)]
-    ids = [int(key) for key in config.get("added_tokens_decoder") or {} if str(key).isdigit()]
+    added = config.get("added_tokens_decoder")
+    ids = [int(key) for key in (added if isinstance(added, dict) else {}) if key.isdecimal() and len(key) < 20]
     if ids and max(ids) >= shape.vocabulary:
         what = f"added_tokens_decoder has the id {max(ids)}, but the model has {shape.vocabulary} rows (vocab_size)"
         return [Problem(str(path), what, "take the tokenizer that belongs to the model")]

@@ -186,7 +186,7 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
     found = config.get("quantization_config") or text_config(config).get("quantization_config")
     if not isinstance(found, dict):
         return None
-    method = str(found.get("quant_method") or found.get("quant_algo") or "unknown method")
+    method = str(found.get("quant_method") or found.get("quant_algo") or "").strip()[:60] or "unknown method"
     if method == "bitsandbytes":
         return f"{method} {8 if found.get('load_in_8bit') else 4}-bit"
     bits = found.get("bits") or found.get("w_bit")

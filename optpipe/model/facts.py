@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from optpipe.errors import InputError
+from optpipe.model.architectures import tied_by_default
 from optpipe.model.config import DTYPES, Shape, quantization_of, read_config, shape_of
 from optpipe.model.folder import tensors_of_folder
 from optpipe.model.linears import (
@@ -19,9 +19,8 @@ from optpipe.model.linears import (
     linears_of,
     weights_of,
 )
-from optpipe.records import Json, ModelFacts, TensorFact
-
-Kind = Literal["folder", "gguf", "wheel", "hub", "registry"]
+from optpipe.model.schemes import BITS
+from optpipe.records import Json, ModelFacts, SourceKind, TensorFact
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 SMALL = ("I8", "U8", "I32", "F8_E4M3", "F8_E5M2", "F4")
@@ -55,7 +54,7 @@ KNOWN_TYPES = (
 
 
 def facts_of_folder(
-    path: Path, *, source: str | None = None, kind: Kind = "folder", revision: str = ""
+    path: Path, *, source: str | None = None, kind: SourceKind = "folder", revision: str = ""
 ) -> ModelFacts:
     """Facts of a local model folder; InputError for one that cannot be read."""
     config = read_config(path)
@@ -71,7 +70,7 @@ def facts_from_headers(
     tensors: Sequence[TensorFact],
     *,
     source: str,
-    kind: Kind,
+    kind: SourceKind,
     revision: str,
     place: str = "config.json",
 ) -> ModelFacts:
@@ -88,7 +87,7 @@ def facts_from_headers(
         tensors, bits_in(quantized), (quantized or "").split(" ")[0], shape.model_type in CONV1D
     )
     has_head = any(is_head(weight.module) for weight in weights)
-    tied = shape.tied if shape.tied is not None else not has_head
+    tied = shape.tied if shape.tied is not None else tied_by_default(shape.model_type) or not has_head
     dtype = dtype_of_weights(shape, weights)
     return ModelFacts(
         source=source,
@@ -119,7 +118,7 @@ def facts_from_headers(
 def bits_in(quantized: str | None) -> int | None:
     """The bits of a description such as `gptq 4-bit g128`."""
     for word in (quantized or "").split():
-        if word.endswith("-bit") and word[:-4].isdigit():
+        if BITS.fullmatch(word):
             return int(word[:-4])
     return None
 

@@ -126,7 +126,7 @@ def tensor_entry(name: str, entry: Any, file: str, place: str) -> tuple[TensorFa
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         fail(where, f"{entry!r:.80} has no dtype, shape and data_offsets", FETCH)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in BITS:
         fail(where, f"dtype {dtype!r:.40} is not known", f"known: {', '.join(BITS)}")
     if not whole_numbers(shape):
         fail(where, f"shape {shape!r:.80} is not a list of sizes", FETCH)
@@ -183,44 +183,3 @@ def map_tensor(path: Path, header: Header, fact: TensorFact) -> Array:
     if begin == end:
         return np.empty(shape, kind)
     return np.memmap(path, dtype=kind, mode="r", offset=begin, shape=shape)
-
-
-def read_tensor(path: Path, name: str) -> Array:
-    """One tensor of a file by name, mapped; InputError if it is not there."""
-    header = read_header(path)
-    for fact in header.tensors:
-        if fact.name == name:
-            return map_tensor(path, header, fact)
-    fail(
-        str(path),
-        f"there is no tensor {name!r}",
-        f"it has {', '.join(t.name for t in header.tensors[:5])} ...",
-    )
-
-
-def to_float32(raw: Array, dtype: str) -> Array:
-    """The values of a mapped array as float32; 8-bit floats by table."""
-    if dtype == "BF16":
-        widened: Array = (raw.astype(np.uint32) << 16).view(np.float32)
-        return widened
-    if dtype in ("F8_E4M3", "F8_E5M2"):
-        values: Array = small_float_table(dtype)[raw]
-        return values
-    return raw.astype(np.float32)
-
-
-def small_float_table(dtype: str) -> Array:
-    """The 256 values of an 8-bit float (OCP 8-bit floating point specification, 2023).
-
-    E5M2 is IEEE-like. E4M3 has no infinities, and only 0x7f and 0xff are NaN.
-    """
-    codes = np.arange(256, dtype=np.uint16)
-    if dtype == "F8_E5M2":
-        halves: Array = (codes << 8).view(np.float16).astype(np.float32)
-        return halves
-    exponent, mantissa = (codes >> 3) & 15, (codes & 7).astype(np.float32)
-    normal = np.ldexp(1 + mantissa / 8, exponent.astype(np.int32) - 7)
-    values = np.where(exponent == 0, np.ldexp(mantissa, -9), normal)
-    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
-    signed: Array = np.where(codes >= 128, -values, values).astype(np.float32)
-    return signed

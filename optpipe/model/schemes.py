@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -55,6 +56,8 @@ class Layout:
 KINDS = ("w2a16", "w3a16", "w4a16", "w8a16", "int8", "fp8", "w4a8", "nvfp4", "mxfp4", "mixed")
 """The words for what a scheme makes of a layer, whoever makes it; `base` for a model as it is."""
 
+BITS, GROUP = re.compile(r"[1-9]\d?-bit", re.ASCII), re.compile(r"g\d{1,6}", re.ASCII)
+
 NATIVE = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4"}
 """Methods of a `quantization_config` that name what they make."""
 
@@ -94,8 +97,8 @@ def stored_as(quantized: str | None) -> Stored:
     if not quantized:
         return Stored()
     method, *words = quantized.split()
-    bits = next((int(w[:-4]) for w in words if w.endswith("-bit") and w[:-4].isdigit()), 0)
-    group = next((int(w[1:]) for w in words if w[0] == "g" and w[1:].isdigit()), None)
+    bits = next((int(w[:-4]) for w in words if BITS.fullmatch(w)), 0)
+    group = next((int(w[1:]) for w in words if GROUP.fullmatch(w)), None)
     plain = f"w{bits}a16" if bits else NATIVE.get(method, method)
     kind = next((word for word in words if word in KINDS), plain)
     return Stored(kind, method, bits or 16, group, "asymmetric" not in words)

@@ -397,7 +397,7 @@ def another_kind_of_model(random: Random, folder: Path) -> tuple[str, ...]:
 def a_value_out_of_range(random: Random, folder: Path) -> tuple[str, ...]:
     llama(random, folder)
     key, value = random.choice([
-        ("eos_token_id", 320), ("bos_token_id", [0, 5000]), ("pad_token_id", "<pad>"), ("rms_norm_eps", 0),
+        ("eos_token_id", "</s>"), ("bos_token_id", [0, 1.5]), ("pad_token_id", "<pad>"), ("rms_norm_eps", 0),
         ("rms_norm_eps", "1e-5"), ("rope_theta", -1.0), ("dtype", "float17"), ("num_key_value_heads", 3),
     ])  # fmt: skip
     models.edit_json(folder / "config.json", **{key: value})
@@ -428,13 +428,15 @@ HEADERS: tuple[Kind, ...] = (
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**30, 1.5, float("nan"), float("inf"), "", "x", "64", "../../x",
-    "\ud800", "\0", "a.b", [], [None], [[]], [1, 2], ["x"], {}, {"x": None}, {"content": 3}, {"": {}},
+    "\ud800", "\0", "a.b", "²", " ", 4, 8, 128, [], [None], [[]], [1, 2], ["x"], {}, {"x": None},
+    {"content": 3}, {"": {}},
 )  # fmt: skip
 
 
 def damage_json(random: Random, folder: Path, name: str) -> None:
     """Put something odd at a random place of a JSON file, or of the header of a shard; or cut or flip its text."""
-    path = folder / name if name != "header" else shard(random, folder)
+    path = folder / name if name != "header" and (folder / name).exists() else shard(random, folder)
+    name = name if path.suffix != ".safetensors" else "header"
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little") if name == "header" else len(data)
     start = 8 if name == "header" else 0

@@ -307,12 +307,14 @@ def test_chats_need_a_chat_template(tmp_path: Path) -> None:
 def test_what_is_unusual_but_loads_is_a_note_of_the_plan(tmp_path: Path) -> None:
     models.tiny_llama(tmp_path / "model")
     models.edit_json(tmp_path / "model" / "generation_config.json", do_sample=False, temperature=0.6)
+    models.edit_json(tmp_path / "model" / "config.json", bos_token_id=50256, pad_token_id=-1)
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"\x80\x02")
     found = refuse(tmp_path, "plan", "recipe.yaml")
     assert found.code == 0, found.err
     for shown in ("do_sample false", "different chat templates", "pytorch_model.bin beside the safetensors"):
-        assert f"note: {shown}" in found.out or shown in found.out
+        assert shown in found.out
+    assert "note: config.json: bos_token_id: 50256 is not a row of the model" in found.out
 
 
 def test_too_little_calibration_text_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_an_untied_head_is_a_linear_layer_and_a_tied_one_is_not(tmp_path: Path) 
 def test_where_the_configuration_is_silent_the_weights_say_whether_the_head_is_tied() -> None:
     assert facts({}).tied_embeddings
     assert not facts({}, tensor("lm_head.weight", 100, 64)).tied_embeddings
+    assert facts({"model_type": "gemma2"}, tensor("lm_head.weight", 100, 64)).tied_embeddings, "its type's default"
 
 
 def test_gpt2_lies_transposed_and_experts_are_counted(tmp_path: Path) -> None:

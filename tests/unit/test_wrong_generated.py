@@ -9,6 +9,7 @@ import pytest
 
 from tests import models
 from tests.unit import mutations
+from tests.unit.test_cli_check import INT8, quantized
 from tests.unit.test_cli_wrong_models import RECIPE
 from tests.unit.wrong import check_refusal, here
 
@@ -33,18 +34,24 @@ def test_a_damaged_model_is_refused(kind: mutations.Kind, seed: int, tmp_path: P
     check_refusal(found, tmp_path, *shown)
 
 
-FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", mutations.INDEX, "header"]
+FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "header", mutations.INDEX]
 
 
 @pytest.mark.parametrize("seed", range(80))
 def test_random_damage_to_json_never_ends_in_a_traceback(seed: int, tmp_path: Path) -> None:
     """What still is a model goes on to the toolchain that is not there; anything else is exit 2 with a hint."""
     random = Random(seed)
-    folder = models.tiny_llama(tmp_path / "model", layers=2, shards=2)
+    folder = (
+        quantized(tmp_path / "model", config_groups={"group_0": INT8})
+        if seed % 2
+        else models.tiny_llama(tmp_path / "model", shards=2)
+    )
     for _ in range(random.randint(1, 3)):
-        mutations.damage_json(random, folder, FILES[seed % len(FILES)])
+        mutations.damage_json(random, folder, random.choice(FILES))
     (tmp_path / "recipe.yaml").write_text(RECIPE + NOWHERE, encoding="utf-8")
     found = here("build", "recipe.yaml", cwd=tmp_path, home=tmp_path / "home")
     print(found.err)
     assert found.code in (2, 3) and "hint: " in found.err and "Traceback" not in found.err
     assert found.seconds < 10
+    checked = here("check", "model", cwd=tmp_path, home=tmp_path / "home")
+    assert checked.code in (0, 2, 3) and "Traceback" not in checked.err

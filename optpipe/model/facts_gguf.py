@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from optpipe.model.facts import Kind, facts_from_headers
+from optpipe.model.facts import facts_from_headers
 from optpipe.model.linears import natural
-from optpipe.records import Json, ModelFacts, TensorFact
+from optpipe.records import Json, ModelFacts, SourceKind, TensorFact
 
 PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 def facts_from_gguf(
-    config: Json, tensors: Sequence[TensorFact], *, source: str, kind: Kind, revision: str
+    config: Json, tensors: Sequence[TensorFact], *, source: str, kind: SourceKind, revision: str
 ) -> ModelFacts:
     """Facts from the configuration and tensors of a GGUF file under their Hugging Face names.
 

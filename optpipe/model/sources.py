@@ -13,10 +13,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from optpipe.errors import InputError, did_you_mean
-from optpipe.records import Json, TensorFact
+from optpipe.records import Json, SourceKind, TensorFact
 from optpipe.rundir import DigestMemo, digest_json, tree_files
 
 Say = Callable[[str], None]
@@ -90,7 +89,6 @@ class RegistryRef:
 
 
 Source = Folder | GgufFile | WheelMember | Hub | RegistryRef
-Kind = Literal["folder", "gguf", "wheel", "hub", "registry"]
 Pull = Callable[[RegistryRef, Path], Path]
 """Brings a published version into a folder below the given one; its model folder."""
 
@@ -99,7 +97,7 @@ Pull = Callable[[RegistryRef, Path], Path]
 class Fetched:
     """A model that is here: `path` is a folder or a GGUF file, `digest` that of its content."""
 
-    kind: Kind
+    kind: SourceKind
     path: Path
     revision: str
     digest: str
@@ -117,7 +115,7 @@ class Headers:
     `folder` holds the small files (configuration, tokenizer); None for a GGUF file, which is one file.
     """
 
-    kind: Kind
+    kind: SourceKind
     revision: str
     config: Json
     tensors: tuple[TensorFact, ...]
@@ -253,7 +251,7 @@ def pull_with(pull: Pull | None, source: RegistryRef, cache: Path) -> Path:
     return pull(source, cache / "pulled")
 
 
-def _fetched(kind: Kind, path: Path, revision: str | None, memo: DigestMemo) -> Fetched:
+def _fetched(kind: SourceKind, path: Path, revision: str | None, memo: DigestMemo) -> Fetched:
     digest = content_digest(path, memo)
     return Fetched(kind, path, revision or digest, digest)
 
@@ -278,7 +276,7 @@ def headers(source: Source, cache: Path, say: Say, *, pull: Pull | None = None) 
         case Hub():
             return hub.headers(source, say)
         case Folder(path) | GgufFile(path):
-            kind: Kind = "gguf" if isinstance(source, GgufFile) else "folder"
+            kind: SourceKind = "gguf" if isinstance(source, GgufFile) else "folder"
             return local_headers(kind, path, "")
         case WheelMember(requirement):
             return local_headers("wheel", wheel.member(source, cache, say), requirement)
@@ -286,7 +284,7 @@ def headers(source: Source, cache: Path, say: Say, *, pull: Pull | None = None) 
             return local_headers("registry", pull_with(pull, source, cache), source.reference)
 
 
-def local_headers(kind: Kind, path: Path, revision: str) -> Headers:
+def local_headers(kind: SourceKind, path: Path, revision: str) -> Headers:
     """The headers of a folder or a GGUF file that is here."""
     from optpipe.model import gguf, gguf_names
     from optpipe.model.config import read_config

@@ -3,8 +3,8 @@
 A record goes to disk with `to_json` and comes back with `from_json`; unknown keys are an error.
 """
 
-from optpipe.records.facts import Hardware, ModelFacts, TensorFact
-from optpipe.records.figures import Estimated, LoadFigures, Measured, Percentiles
+from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
+from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
 from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
 from optpipe.records.plan import Candidate, CandidatePlan, Plan, Refusal
 from optpipe.records.results import (
@@ -24,6 +24,7 @@ from optpipe.records.serialize import Json, canonical, from_json, to_json
 from optpipe.records.versions import Bundle, Challenge, Engine, Published
 
 __all__ = [
+    "PERCENTILES",
     "Artifact",
     "Bundle",
     "Candidate",
@@ -51,6 +52,7 @@ __all__ = [
     "Refusal",
     "Selection",
     "Serving",
+    "SourceKind",
     "Status",
     "TensorFact",
     "TextQuality",

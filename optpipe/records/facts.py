@@ -17,12 +17,15 @@ class TensorFact:
     file: str
 
 
+SourceKind = Literal["folder", "gguf", "wheel", "hub", "registry"]
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What is known of a model from configuration and headers alone."""
 
     source: str
-    kind: Literal["folder", "gguf", "wheel", "hub", "registry"]
+    kind: SourceKind
     revision: str
     architecture: str
     model_type: str

@@ -29,6 +29,9 @@ class Estimated:
     how: str
 
 
+PERCENTILES = ("p50", "p90", "p95", "p99")
+
+
 @dataclass(frozen=True)
 class Percentiles:
     """Percentiles of one latency in milliseconds; None where `n` is under 10 / (1 - p)."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from optpipe.records import PERCENTILES as PERCENTILES
 from optpipe.records import Estimated, Measured, Percentiles
 
-PERCENTILES = ("p50", "p90", "p95", "p99")
 SHARES = ("share", "fraction")
 UNITS = {"nats/token": "nats", "tokens/s": "tok/s", "requests/s": "req/s", "1/s": "req/s", "%": "%"}
 """How units are printed."""

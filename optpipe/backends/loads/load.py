@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from optpipe.records import Json
-
-PERCENTILES = ("p50", "p90", "p95", "p99")
+from optpipe.records import PERCENTILES, Json
 
 
 @dataclass(frozen=True)

@@ -193,13 +193,6 @@ def units_needed(figure: Measured, limit: float) -> int:
     return min(UNITS_CAP, max(MIN_UNITS, math.ceil(needed)))
 
 
-def detectable(figure: Measured) -> float | None:
-    """Smallest distance from a limit that as many units decide 4 times out of 5 (upper side)."""
-    if figure.bounds95 is None:
-        return None
-    return (figure.bounds95[1] - figure.value) * (1.0 + POWER_Z / 1.6449)
-
-
 # ---------------------------------------------------------------- rates and shares
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optpipe.errors import InputError
-from optpipe.model.safetensors import map_tensor, read_header, read_tensor, small_float_table, to_float32
+from optpipe.model.safetensors import map_tensor, read_header
 from tests.models import bf16, write_safetensors
 
 ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
@@ -49,16 +49,10 @@ def test_the_reference_library_reads_what_the_test_writer_writes(tmp_path: Path)
 def test_bf16_comes_as_16_bits_and_widens_exactly(tmp_path: Path) -> None:
     values = np.array([0.0, 1.0, -2.5, 3.0e38], np.float32)
     path = write_safetensors(tmp_path / "m.safetensors", {"w": bf16(values)})
-    raw = read_tensor(path, "w")
+    header = read_header(path)
+    raw = map_tensor(path, header, header.tensors[0])
     assert raw.dtype == np.uint16
-    np.testing.assert_allclose(to_float32(raw, "BF16"), values, rtol=2**-8)
-
-
-def test_8_bit_floats_follow_the_ocp_tables() -> None:
-    e4m3, e5m2 = small_float_table("F8_E4M3"), small_float_table("F8_E5M2")
-    assert np.nanmax(e4m3) == 448 and e4m3[0x38] == 1 and e4m3[1] == 2**-9 and e4m3[0xB8] == -1
-    assert [k for k in range(256) if np.isnan(e4m3[k])] == [0x7F, 0xFF]
-    assert e5m2[0x7B] == 57344 and np.isposinf(e5m2[0x7C]) and np.isnan(e5m2[0x7D])
+    np.testing.assert_allclose((raw.astype(np.uint32) << 16).view(np.float32), values, rtol=2**-8)
 
 
 DAMAGED = {
@@ -128,10 +122,3 @@ def test_a_header_whose_length_looks_like_text_is_read(tmp_path: Path) -> None:
     text = json.dumps(ONE).encode()
     path = raw_file(tmp_path / "m.safetensors", text + b" " * (0x3C20 - len(text)), b"\0" * 8)
     assert [t.name for t in read_header(path).tensors] == ["a"]
-
-
-def test_an_absent_tensor_lists_what_is_there(tmp_path: Path) -> None:
-    path = write_safetensors(tmp_path / "m.safetensors", {"w": np.zeros(2, np.float32)})
-    with pytest.raises(InputError, match="no tensor 'v'") as caught:
-        read_tensor(path, "v")
-    assert "it has w" in str(caught.value.hint)

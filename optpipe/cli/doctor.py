@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
+from optpipe.cli.shared import AsJson
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+
+def doctor(as_json: AsJson = False) -> None:
     """Say what this machine has of what optpipe needs; exit 3 if something is missing."""
     from optpipe import console
     from optpipe.toolchains.doctor import doctor as look

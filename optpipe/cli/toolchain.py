@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.cli.shared import AsJson
+
 if TYPE_CHECKING:
     from optpipe.records import Json
 
@@ -14,8 +16,6 @@ toolchain_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def describe(name: str) -> Json:

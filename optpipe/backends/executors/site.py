@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from optpipe.records import Hardware
 from optpipe.toolchains import worker_source
 from optpipe.worker import load_body
@@ -33,20 +31,8 @@ class Site:
 
     @classmethod
     def here(cls, hardware: Hardware) -> Site:
-        """This machine: the cores that we may run on, the memory that our control group allows."""
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """This machine, as `hardware` describes it; of its GPUs those that the caller's environment leaves visible."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = [n.strip() for n in visible.split(",") if n.strip()] if visible is not None else None
         gpus = tuple(names if names is not None else map(str, range(hardware.gpus)))[: hardware.gpus]
-        return cls(hardware, cpus, memory_allowed(), gpus)
-
-
-def memory_allowed() -> int:
-    """Bytes that this process and its children may hold: the machine's, or fewer in a control group."""
-    total = int(psutil.virtual_memory().total)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    try:
-        text = limit.read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
+        return cls(hardware, hardware.cores, hardware.memory_bytes, gpus)

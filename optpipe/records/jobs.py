@@ -72,7 +72,8 @@ class EngineSpec:
     `argv` follows the toolchain's python; `{config}`, `{host}` and `{port}` in it are filled in at start,
     `config_text` is what the file `{config}` holds. A log line that matches `fatal` means that the engine
     will never serve; one that matches `definite`, that it never will with this configuration; `workers`
-    matches the titles of processes without which it cannot go on.
+    matches the titles of processes without which it cannot go on. `needs` is what the engine holds and works
+    with; whether the machine must be still is what each job says.
     """
 
     title: str
@@ -84,7 +85,7 @@ class EngineSpec:
     config_text: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    needs: Needs = Needs(exclusive=True)
+    needs: Needs = Needs()
     ready_s: float = 600.0
     fatal: tuple[str, ...] = ()
     definite: tuple[str, ...] = ()

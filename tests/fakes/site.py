@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.executors.local import LocalExecutor, Site
-from optpipe.records import Artifact, EngineSpec, Hardware, Job, Json, Needs
+from optpipe.records import Artifact, EngineSpec, Hardware, Job, Json
 from optpipe.rundir import JobStore
 from optpipe.toolchains import Toolchain
 
@@ -59,7 +59,7 @@ def job(*steps: Json, title: str = "job", kind: str = "score", **more: Any) -> J
     return Job(kind, title, "quantize", {"steps": list(steps)}, **more)
 
 
-def engine(config: Json | None = None, *, ready_s: float = 20.0, exclusive: bool = True) -> EngineSpec:
+def engine(config: Json | None = None, *, ready_s: float = 20.0) -> EngineSpec:
     """The fake engine with these keys in its configuration file."""
     config = config or {}
     return EngineSpec(
@@ -71,7 +71,6 @@ def engine(config: Json | None = None, *, ready_s: float = 20.0, exclusive: bool
         config=config,
         config_text=json.dumps(config),
         argv=("-m", "engine", "--config", "{config}", "--port", "{port}", "--served-model-name", "fake"),
-        needs=Needs(exclusive=exclusive),
         ready_s=ready_s,
         fatal=(r"InvalidCxxCompiler", r"core initialization failed"),
         definite=(r"ValueError: .* not supported",),

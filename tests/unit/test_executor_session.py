@@ -293,5 +293,5 @@ def test_two_engines_can_be_compared_side_by_side_by_one_thread(tmp_path: Path) 
 
 
 def test_an_engine_over_its_memory_limit_is_named(tmp_path: Path) -> None:
-    spec = replace(counting(tmp_path), needs=Needs(exclusive=True, memory_limit_bytes=1 << 20))
+    spec = replace(counting(tmp_path), needs=Needs(memory_limit_bytes=1 << 20))
     assert "killed for memory: peak" in failure(tmp_path, spec).message

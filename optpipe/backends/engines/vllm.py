@@ -170,7 +170,7 @@ def spec(
         config_text=yaml_text(flat),
         argv=argv(str(model.path), title),
         environment=environment(target, settings, hardware, threads),
-        needs=Needs(cpus=threads, gpus=devices(flat) if hardware.gpus else 0, exclusive=True),
+        needs=Needs(cpus=threads, gpus=devices(flat) if hardware.gpus else 0),
         ready_s=READY_S["gpu" if hardware.gpus else "cpu"],
         fatal=FATAL,
         definite=DEFINITE,

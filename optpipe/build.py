@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.console import Talk
 from optpipe.errors import EnvironmentMissing, Interrupted, OptpipeError
+from optpipe.inuse import InUse
 from optpipe.keep import drop_after
 from optpipe.model import hardware
 from optpipe.outcome import Outcome
@@ -23,7 +26,7 @@ from optpipe.report.markdown import markdown
 from optpipe.report.page import html
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder, write_atomic
-from optpipe.summary import summary
+from optpipe.summary import broken_off, summary
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of an OSError: the disk is no place to write any more."""
@@ -52,11 +55,11 @@ class Built:
 
     def summary(self) -> Json:
         """The document of `--json`."""
-        return summary(self.outcome, self.data, self.folder, self.jobs)
+        return summary(self.data, self.folder, self.jobs)
 
 
 def run_build(loaded: Loaded, artifacts: Path) -> Built:
-    """Build a recipe. Raises OptpipeError; what is done by then is kept for the next try."""
+    """Build a recipe. Raises OptpipeError with what is known by then; what is done is kept for the next try."""
     recipe, began = loaded.recipe, time.monotonic()
     machine = hardware.this_machine()
     about = {
@@ -66,34 +69,60 @@ def run_build(loaded: Loaded, artifacts: Path) -> Built:
         "versions": {"optpipe": __version__},
     }
     folder = RunFolder(artifacts, recipe.name, about)
-    with Talk() as talk:
+    with Talk() as talk, InUse(folder.store.root) as in_use:
         chains = Toolchains(recipe.toolchains, talk)
         executor = LocalExecutor(folder.store, chains, Site.here(machine), folder.path / "logs", talk)
-        run = Run(folder, executor, machine, talk, loaded.path.parent, chains)
+        run = Run(folder, executor, machine, talk, loaded.path.parent, chains, in_use)
         try:
-            with loaded.places():
+            with broken_off_as_json(run, began), loaded.places():
                 out = pipeline.build(run, recipe)
-        except KeyboardInterrupt:
-            folder.note(error="interrupted", versions=chains.versions())
-            raise Interrupted("interrupted; the next build goes on where this one stopped") from None
-        except OptpipeError as error:
-            folder.note(error=str(error), versions=chains.versions())
-            raise
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            hint = "make room (`optpipe cache gc --max-size 0` drops all that can be made again) and build again"
-            raise EnvironmentMissing(f"{error.strerror}: {error.filename}", hint=hint) from None
+            for check in out.open_checks:
+                talk.say(f"warning: not decided: {check.reason}")
         finally:
             executor.close()
-        drop_after(recipe.keep, out, folder.store)
-    seconds = {"install": chains.install_s, "build": time.monotonic() - began - chains.install_s}
-    folder.note(seconds=seconds)
-    folder.write("publish.json", {"published": out.published})
+        drop_after(recipe.keep, out, folder.store, in_use, talk.say)
+    folder.note(seconds=spent(run, began))
     data = run.records(out)
     write_atomic(folder.path / "report.md", markdown(data).encode())
     write_atomic(folder.path / "report.html", html(data).encode())
-    return Built(folder.path, out, data, {"run": executor.ran, "kept": executor.kept})
+    return Built(folder.path, out, data, jobs(run))
+
+
+@contextmanager
+def broken_off_as_json(run: Run, began: float) -> Iterator[None]:
+    """What ends a build early, as an error that knows what is done by then; the run's folder keeps it too."""
+    try:
+        yield
+    except (KeyboardInterrupt, OptpipeError, OSError) as cause:
+        error = known(cause)
+        if error is None:
+            raise
+        if not isinstance(cause, OSError):  # on a full disk there is no place to note anything
+            run.folder.note(error=str(error), versions=run.toolchains.versions(), seconds=spent(run, began))
+        error.document = broken_off(run.folder.path, jobs(run), spent(run, began))
+        raise error from None
+
+
+def known(cause: BaseException) -> OptpipeError | None:
+    """The error that a user is told; None for a bug."""
+    if isinstance(cause, OptpipeError):
+        return cause
+    if isinstance(cause, KeyboardInterrupt):
+        return Interrupted("interrupted; the next build goes on where this one stopped")
+    if isinstance(cause, OSError) and cause.errno in FULL:
+        hint = "make room (`optpipe cache gc --max-size 0` drops all that can be made again) and build again"
+        return EnvironmentMissing(f"{cause.strerror}: {cause.filename}", hint=hint)
+    return None
+
+
+def jobs(run: Run) -> dict[str, int]:
+    return {"run": run.executor.ran, "kept": run.executor.kept}
+
+
+def spent(run: Run, began: float) -> dict[str, float]:
+    """Seconds of installing, and of all the rest."""
+    install = run.toolchains.install_s
+    return {"install": install, "build": time.monotonic() - began - install}
 
 
 def resolved(recipe: Recipe) -> Json:

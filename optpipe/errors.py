@@ -13,6 +13,7 @@ OptpipeError            1  a bug of ours (what the others are not)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class OptpipeError(Exception):
@@ -25,6 +26,8 @@ class OptpipeError(Exception):
         self.message = message
         self.place = place
         self.hint = hint
+        self.document: dict[str, Any] = {}
+        """What is known all the same: with `--json` it is printed, and the error with it."""
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.message}" if self.place else self.message

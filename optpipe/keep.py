@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from optpipe.errors import InputError
+from optpipe.errors import EnvironmentMissing, InputError
+from optpipe.inuse import InUse
 from optpipe.outcome import Outcome
 from optpipe.rundir import JobStore, folder_bytes
 
@@ -38,8 +39,20 @@ def kept_keys(keep: str, out: Outcome) -> set[str]:
     return base | {e.checkpoint.job for e in chosen if e.checkpoint and e.checkpoint.job}
 
 
-def drop_after(keep: str, out: Outcome, store: JobStore) -> int:
-    """Drop the checkpoints that `keep` lets go, and the base's logits; bytes freed."""
+def drop_after(keep: str, out: Outcome, store: JobStore, in_use: InUse, say: Callable[[str], None]) -> int:
+    """Drop the checkpoints that `keep` lets go, and the base's logits; bytes freed.
+
+    Nothing while another build works with the same cache: it may need just what this one lets go.
+    """
+    with in_use.alone() as alone:
+        if alone:
+            return drop(keep, out, store)
+    if keep != "all":
+        say(f"another build uses this cache: what `keep: {keep}` lets go stays until a later build drops it")
+    return 0
+
+
+def drop(keep: str, out: Outcome, store: JobStore) -> int:
     stay = kept_keys(keep, out)
     made = {e.checkpoint.job for e in out.entries if e.checkpoint and e.checkpoint.job} - stay
     logits = {job for e in out.entries if e.is_base and e.evaluation for job in e.evaluation.jobs}
@@ -49,6 +62,16 @@ def drop_after(keep: str, out: Outcome, store: JobStore) -> int:
 
 def collect(store: JobStore, limit: int) -> dict[str, int]:
     """Drop files of jobs, those unused longest first, until all take at most `limit` bytes."""
+    if not (store.root / "jobs").is_dir():
+        return {}
+    with InUse(store.root).alone() as alone:
+        if not alone:
+            hint = "try again when it has ended"
+            raise EnvironmentMissing("a build is at work with this cache", place=str(store.root), hint=hint)
+        return collected(store, limit)
+
+
+def collected(store: JobStore, limit: int) -> dict[str, int]:
     sizes = {path: folder_bytes(path / "files") for path in folders(store) if (path / "files").is_dir()}
     total, freed = sum(sizes.values()), {}
     for path in sorted(sizes, key=lambda p: (p / "record.json").stat().st_mtime):
@@ -62,5 +85,4 @@ def collect(store: JobStore, limit: int) -> dict[str, int]:
 
 
 def folders(store: JobStore) -> Iterable[Path]:
-    base = store.root / "jobs"
-    return (path for path in base.iterdir() if (path / "record.json").is_file()) if base.is_dir() else ()
+    return (path for path in (store.root / "jobs").iterdir() if (path / "record.json").is_file())

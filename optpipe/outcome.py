@@ -12,6 +12,8 @@ from optpipe.records import (
     Bundle,
     Candidate,
     CandidatePlan,
+    Challenge,
+    Check,
     Checkpoint,
     Confirmation,
     Evaluation,
@@ -21,6 +23,7 @@ from optpipe.records import (
     Published,
     Selection,
     Serving,
+    Status,
     Tuning,
 )
 
@@ -30,6 +33,8 @@ class Entry:
     """One candidate on its way down the line; `failure` says why it went no further."""
 
     planned: CandidatePlan
+    lenient: bool = False
+    """An open verdict does not stop it."""
     checkpoint: Checkpoint | None = None
     evaluation: Evaluation | None = None
     serving: Serving | None = None
@@ -58,11 +63,15 @@ class Entry:
     def is_base(self) -> bool:
         return self.planned.candidate.scheme is None
 
+    def goes_on(self, status: Status) -> bool:
+        """Whether it goes on down the line with this verdict."""
+        return status == "passed" or (self.lenient and status == "inconclusive")
+
     @property
     def passed(self) -> bool:
         """Nothing has spoken against it so far."""
-        judged = self.evaluation is not None and self.evaluation.status == "passed"
-        return judged and self.failure is None and (self.serving is None or self.serving.status == "passed")
+        judged = self.evaluation is not None and self.goes_on(self.evaluation.status)
+        return judged and self.failure is None and (self.serving is None or self.goes_on(self.serving.status))
 
     @property
     def weights(self) -> Artifact:
@@ -109,6 +118,8 @@ class Outcome:
     selection: Selection | None = None
     confirmation: Confirmation | None = None
     bundle: Bundle | None = None
+    challenges: list[Challenge] = field(default_factory=list)
+    """One for each registry that was reached, in the order of the recipe."""
     published: list[Published] = field(default_factory=list)
 
     def named(self, name: str) -> Entry:
@@ -130,13 +141,26 @@ class Outcome:
         return self.bundle
 
     def leading(self, selection: Selection, count: int) -> list[Entry]:
-        """The first `count` candidates of a selection that passed."""
-        return [self.named(rank.candidate) for rank in selection.ranks if rank.status == "passed"][:count]
+        """The first `count` candidates of a selection that could win: the winner, and who is judged as it is."""
+        first = next((rank for rank in selection.ranks if rank.candidate == selection.winner), None)
+        alike = [rank for rank in selection.ranks if first and rank.status == first.status and rank.objective]
+        return [self.named(rank.candidate) for rank in alike[:count]]
 
     def selected(self, selection: Selection) -> Entry | None:
         """Take note of a selection; its winner."""
         self.selection = selection
         return self.winner
+
+    @property
+    def open_checks(self) -> tuple[Check, ...]:
+        """What is not decided of the winner; it wins all the same only where the recipe is lenient."""
+        winner = self.winner
+        if winner is None or winner.evaluation is None:
+            return ()
+        found = (*winner.evaluation.checks, *(self.confirmation.checks if self.confirmation else ()))
+        if winner.serving and winner.serving.status == "inconclusive":
+            found = (*found, Check("load", "inconclusive", winner.serving.reason))
+        return tuple(check for check in found if check.status == "inconclusive")
 
     @property
     def winner(self) -> Entry | None:

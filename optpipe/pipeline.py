@@ -28,7 +28,7 @@ from optpipe.stages.plan import require_feasible
 from optpipe.stages.publish import publish
 from optpipe.stages.quantize import calibration_tokens, quantize
 from optpipe.stages.resolve import check_inputs, resolve
-from optpipe.stages.select import select
+from optpipe.stages.select import decide
 from optpipe.stages.tune import tune
 
 
@@ -48,7 +48,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     scorer.check_texts()
     calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
-    out.entries = [Entry(planned) for planned in plan.feasible]
+    out.entries = [Entry(planned, recipe.on_inconclusive == "warn") for planned in plan.feasible]
 
     def down_the_line(entry: Entry) -> None:
         with entry.until_judged(), run.attempt(entry):
@@ -66,38 +66,48 @@ def build(run: Run, recipe: Recipe) -> Outcome:
 
     run.side_by_side(out.entries, down_the_line)
 
-    for entry in out.leading(choose(recipe, out), recipe.tune.finalists if recipe.tune.trials else 0):
+    for entry in out.leading(rank(recipe, out), recipe.tune.finalists if recipe.tune.finalists > 1 else 0):
         with run.attempt(entry):
             entry.tuning = tune(run, recipe, facts, base, entry)
 
     while winner := out.selected(run.record("09-select.json", choose(recipe, out))):
-        checks = shipping_checks(scorer, winner, out.base_of(winner))
-        out.confirmation = confirm(run, recipe, base, winner, checks, out.base_of(winner))
-        if out.confirmation.status == "passed":
-            run.executor.present(winner.weights)
-            out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
-            break
-        run.record(f"06-evaluate/{winner.name}.json", winner.unconfirmed(out.confirmation))
+        with run.attempt(winner):
+            winner.tuning = tune(run, recipe, facts, base, winner)
+            checks = shipping_checks(scorer, winner, out.base_of(winner))
+            out.confirmation = confirm(run, recipe, base, winner, checks, out.base_of(winner))
+            if winner.goes_on(out.confirmation.status):
+                run.executor.present(winner.weights)
+                out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
+                break
+            run.record(f"06-evaluate/{winner.name}.json", winner.unconfirmed(out.confirmation))
     for registry in recipe.publish if out.bundle else ():
-        against = challenge(run, recipe, scorer, out, registry)
-        out.published.append(publish(out.packaged, registry, run.folder.registry, against))
+        out.challenges.append(challenge(run, recipe, scorer, out, registry))
+        run.record("11-challenge.json", out.challenges)
+        out.published.append(publish(out.packaged, registry, run.folder.registry, out.challenges[-1]))
+        run.record("publish.json", {"published": out.published})
     return out
 
 
-def choose(recipe: Recipe, out: Outcome) -> Selection:
-    """The selection on what is known now. Tuned figures count where all leading candidates were tuned;
+def rank(recipe: Recipe, out: Outcome) -> Selection:
+    """The ranking on what is known now. Tuned figures count where all leading candidates were tuned;
     one candidate tuned alone keeps its default figures here, for the others have no more."""
     entries = out.entries
-    selection = select(
+    return decide(
+        recipe.on_inconclusive,
         recipe.select.objective,
         [entry.verdict() for entry in entries],
         [entry.serving for entry in entries if entry.serving],
         [entry.tuning for entry in entries if entry.tuning] if recipe.tune.finalists > 1 else [],
         {entry.name: entry.checkpoint.bytes if entry.checkpoint else 0 for entry in entries},
     )
-    base = next((rank for rank in selection.ranks if rank.candidate == selection.winner), None)
+
+
+def choose(recipe: Recipe, out: Outcome) -> Selection:
+    """The selection; a base that wins is nobody's choice where it shall not be published."""
+    selection = rank(recipe, out)
+    base = next((one for one in selection.ranks if one.candidate == selection.winner), None)
     if base is None or recipe.publish_base or not out.named(base.candidate).is_base:
         return selection
     refused = replace(base, status="rejected", reasons=("the base wins, and `publish_base` is false",))
-    ranks = tuple(refused if rank is base else rank for rank in selection.ranks)
+    ranks = tuple(refused if one is base else one for one in selection.ranks)
     return replace(selection, winner=None, ranks=ranks, reason=f"{selection.reason}; `publish_base` is false")

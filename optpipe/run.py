@@ -16,6 +16,7 @@ from optpipe import __version__
 from optpipe.backends.executors.local import LocalExecutor
 from optpipe.console import Talk
 from optpipe.errors import BackendFailed
+from optpipe.inuse import InUse
 from optpipe.outcome import Entry, Outcome
 from optpipe.records import Hardware, Json
 from optpipe.report.data import ReportData, read
@@ -68,6 +69,7 @@ class Run:
     talk: Talk
     recipe_folder: Path
     toolchains: Toolchains
+    in_use: InUse
 
     def record(self, name: str, record: Result) -> Result:
         """Write a stage's record, e.g. `01-inspect.json`, and hand it on."""
@@ -76,7 +78,9 @@ class Run:
         return record
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Get the toolchains ready before any work, so that nothing waits for an installation halfway."""
+        """Get the toolchains ready before any work, so that nothing waits for an installation halfway; from now
+        on no other build drops what is kept."""
+        self.in_use.hold()
         for name in names:
             self.toolchains(name)
 

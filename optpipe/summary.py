@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from optpipe.outcome import Outcome
-from optpipe.records import Json, Measured, TextQuality, to_json
-from optpipe.report.data import ReportData, Row, rows
-from optpipe.rundir import shown
+from optpipe.bundle import MANIFEST
+from optpipe.records import Challenge, Json, Measured, Published, TextQuality, to_json
+from optpipe.report.data import ReportData, Row, read, rows
+from optpipe.rundir import digest_file, shown
 
 RATES = ("output_tokens_per_s", "goodput_per_s")
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-def summary(out: Outcome, data: ReportData, folder: Path, jobs: Mapping[str, int]) -> Json:
+NOTHING: Json = {
+    "run": None,
+    "verdict": "failed",
+    "winner": None,
+    "candidates": {},
+    "tuned": None,
+    "jobs": {"run": 0, "kept": 0},
+    "seconds": {"install": 0.0, "build": 0.0},
+    "bundle": None,
+    "digest": None,
+    "published": [],
+}
+"""Of a build that ended before it began."""
+
+
+def summary(data: ReportData, folder: Path, jobs: Mapping[str, int]) -> Json:
     """Run, verdict, winner, every candidate with its figures, what was tuned, bundled and published."""
-    winner = next((row for row in rows(data) if row.winner), None)
+    winner, bundle = next((row for row in rows(data) if row.winner), None), folder / "package"
+    whole = (bundle / MANIFEST).is_file()
     return {
         "run": shown(folder),
         "verdict": data.verdict,
@@ -25,10 +41,19 @@ def summary(out: Outcome, data: ReportData, folder: Path, jobs: Mapping[str, int
         "tuned": tuned(winner) if winner else None,
         "jobs": dict(jobs),
         "seconds": data.seconds,
-        "bundle": shown(out.bundle.path) if out.bundle else None,
-        "digest": out.bundle.digest if out.bundle else None,
-        "published": to_json(out.published),
+        "bundle": shown(bundle) if whole else None,
+        "digest": digest_file(bundle / MANIFEST) if whole else None,
+        "published": [published(*pair) for pair in zip(data.published, data.challenges)],
     }
+
+
+def broken_off(folder: Path, jobs: Mapping[str, int], seconds: Json) -> Json:
+    """The same of a build that an error ended: what its records say, and no winner that was not packaged."""
+    if not (folder / "02-plan.json").exists():
+        run = shown(folder) if folder.is_dir() else None
+        return {**NOTHING, "run": run, "jobs": dict(jobs), "seconds": seconds}
+    found = {**summary(read(folder), folder, jobs), "seconds": seconds}
+    return found if found["bundle"] else {**found, "verdict": "failed", "winner": None, "tuned": None}
 
 
 def candidate(row: Row) -> Json:
@@ -66,6 +91,12 @@ def perplexity(text: TextQuality) -> Json:
         "n_tokens": text.n_tokens,
         "n_units": text.n_units,
     }
+
+
+def published(found: Published, against: Challenge) -> Json:
+    """Where the version went, and how it did against the champion there; null where there was none."""
+    told = {"champion": against.champion, "passed": against.passed, "reasons": [c.reason for c in against.checks]}
+    return {**to_json(found), "challenge": told if against.champion or against.checks else None}
 
 
 def tuned(row: Row) -> Json | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optpipe.errors import OptpipeError
 
 ISSUES = "https://github.com/optpipe/optpipe/issues"
 
@@ -19,41 +23,47 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from optpipe.cli.app import app
-    from optpipe.errors import OptpipeError
+    from optpipe.errors import Interrupted, OptpipeError
 
     try:
         result = app(arguments, standalone_mode=False, prog_name="optpipe")
         return result if isinstance(result, int) else 0
     except OptpipeError as error:
-        return told(str(error), error.exit_code)
+        return told(error, arguments)
     except KeyboardInterrupt:
-        return told("interrupted; the next build goes on where this one stopped", 130)
+        return told(Interrupted("interrupted; the next build goes on where this one stopped"), arguments)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except typer.TyperException as error:
-        return misused(error)
+        return misused(error, arguments)
     except typer.Abort:
-        return told("interrupted", 130)
+        return told(Interrupted("interrupted"), arguments)
 
 
-def misused(error: Exception) -> int:
+def misused(error: Exception, arguments: list[str]) -> int:
     """A command line that cannot be read: what is wrong with it and where help is; exit 2."""
     from optpipe.console import say
+    from optpipe.errors import InputError
 
     text = getattr(error, "format_message", error.__str__)()
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
         say(text)
         return 2
     context = getattr(error, "ctx", None)
-    return told(f"{text}\nhint: `{context.command_path if context else 'optpipe'} --help` shows what it takes", 2)
+    hint = f"`{context.command_path if context else 'optpipe'} --help` shows what it takes"
+    return told(InputError(text, hint=hint), arguments)
 
 
-def told(message: str, code: int) -> int:
-    from optpipe.console import say
+def told(error: OptpipeError, arguments: list[str]) -> int:
+    """Say what is wrong; with `--json` as a document too, behind what is known all the same. The exit code."""
+    from optpipe.console import emit, say
 
-    say(message if code == 130 else f"error: {message}")
-    return code
+    say(str(error) if error.exit_code == 130 else f"error: {error}")
+    if "--json" in arguments:
+        about = {"exit_code": error.exit_code, "place": error.place, "message": error.message, "hint": error.hint}
+        emit({**error.document, "error": about})
+    return error.exit_code
 
 
 def bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -65,3 +75,8 @@ def bug(kind: type[BaseException], error: BaseException, trace: TracebackType | 
         f"error: this is a bug of optpipe {__version__}, not of your recipe\n"
         f"hint: report it with the lines above: {ISSUES}\n"
     )
+    if "--json" in sys.argv:
+        from optpipe.console import emit
+
+        told = f"a bug of optpipe: {kind.__name__}: {error}"
+        emit({"error": {"exit_code": 1, "place": None, "message": told, "hint": f"report it: {ISSUES}"}})

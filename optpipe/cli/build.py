@@ -25,11 +25,16 @@ def build(
     """Quantize, judge, serve, tune, choose, confirm, package and publish what a recipe describes."""
     from optpipe import console
     from optpipe.build import run_build
+    from optpipe.errors import OptpipeError
     from optpipe.recipe.load import load
+    from optpipe.summary import NOTHING
 
     signal.signal(signal.SIGTERM, interrupted)
-    loaded = load(recipe, tuple(overrides or ()))
-    built = run_build(loaded, artifacts)
+    try:
+        built = run_build(load(recipe, tuple(overrides or ())), artifacts)
+    except OptpipeError as error:
+        error.document = error.document or dict(NOTHING)
+        raise
     if as_json:
         console.emit(built.summary())
     else:

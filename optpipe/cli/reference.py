@@ -17,10 +17,10 @@ FOLDER = Path("docs/reference")
 HEAD = """\
 # The commands
 
-stdout is data, stderr is talk; `--json` prints one JSON document. Exit codes: 0 done; 1 a bug of optpipe; 2 a
-recipe, model, text or command line is wrong; 3 something is missing here (toolchain, GPU, disk); 4 a backend
-failed for every candidate; 5 nothing passed the gates; 6 publishing failed; 7 more measuring is needed;
-130 interrupted.
+stdout is data, stderr is talk; `--json` prints one JSON document, for errors too: what is known all the same, and
+`"error": {"exit_code", "place", "message", "hint"}`. Exit codes: 0 done; 1 a bug of optpipe; 2 a recipe, model, text
+or command line is wrong; 3 something is missing here (toolchain, GPU, disk); 4 a backend failed for every candidate;
+5 nothing passed the gates; 6 publishing failed; 7 more measuring is needed; 130 interrupted.
 """
 
 

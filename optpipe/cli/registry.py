@@ -74,13 +74,16 @@ def verify(reference: Reference, as_json: AsJson = False, registry: Where = DEFA
     problems = bundle.verify(path, expected)
     manifest, _ = bundle.read_manifest(path)
     signed = (path / bundle.SIGNATURE).is_file()
-    if as_json:
-        known = {"digest": manifest and manifest.digest, "files": len(manifest.files) if manifest else 0}
-        console.emit({"ok": not problems, **known, "signed": signed, "problems": problems})
+    known = {"digest": manifest and manifest.digest, "files": len(manifest.files) if manifest else 0}
+    document = {"ok": not problems, **known, "signed": signed, "problems": problems}
     if problems:
         hint = "pull it again, or publish it again from its run"
-        raise PublishFailed(told(problems), place=reference, hint=hint)
-    if manifest and not as_json:
+        error = PublishFailed(told(problems), place=reference, hint=hint)
+        error.document = document
+        raise error
+    if as_json:
+        console.emit(document)
+    elif manifest:
         word = (
             "signed: not checked here" if signed else "unsigned: whole, but by whom it was made is not proven"
         )

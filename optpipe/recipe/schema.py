@@ -145,7 +145,9 @@ class Recipe(Part):
     keep: Literal["winner", "passed", "all"] = "winner"
     """Whose weights stay in the cache after a build; records always stay."""
     on_inconclusive: Literal["extend", "warn", "fail"] = "extend"
-    """Where a verdict stays open: measure on up to the budget, or say so, or end with exit 7."""
+    """Where a verdict is open. `extend`: measure on up to the budget; what is open then is not chosen. `warn`: do
+    not measure on; where nobody has passed, the best of the open ones ships with a warning, but no champion makes
+    way for it. `fail`: do not measure on; while any verdict is open, nobody is chosen (exit 7)."""
     toolchains: dict[str, Toolchain] = Field(default_factory=dict)
     """Environments of your own in place of the managed ones."""
     threads: int = Field(default=1, ge=1, le=256)

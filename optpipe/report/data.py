@@ -11,6 +11,7 @@ from optpipe.errors import InputError
 from optpipe.records import (
     Candidate,
     CandidatePlan,
+    Challenge,
     Checkpoint,
     Confirmation,
     Evaluation,
@@ -47,6 +48,8 @@ class ReportData:
     tunings: tuple[Tuning, ...] = ()
     selection: Selection | None = None
     confirmation: Confirmation | None = None
+    challenges: tuple[Challenge, ...] = ()
+    """How the version did against the champion of each registry."""
     published: tuple[Published, ...] = ()
     failures: Json = field(default_factory=dict)
     """Candidates that a backend failed for, with the reason."""
@@ -59,7 +62,7 @@ class ReportData:
     def for_bundle(self) -> ReportData:
         """What stays the same when the same records are packaged by another run."""
         command = "optpipe build recipe.resolved.yaml"
-        return replace(self, run=None, published=(), seconds={}, command=command, records="records/")
+        return replace(self, run=None, challenges=(), published=(), seconds={}, command=command, records="records/")
 
     @property
     def verdict(self) -> Verdict:
@@ -194,6 +197,7 @@ def read(folder: Path) -> ReportData:
         tunings=_all(Tuning, folder, "08-tune/*.json"),
         selection=_one(Selection, folder / "09-select.json"),
         confirmation=_one(Confirmation, folder / "10-confirm.json"),
+        challenges=tuple(from_json(Challenge, item) for item in _load(folder / "11-challenge.json") or ()),
         published=tuple(
             from_json(Published, item) for item in (_load(folder / "publish.json") or {}).get("published", ())
         ),

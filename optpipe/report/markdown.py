@@ -20,6 +20,7 @@ def markdown(data: ReportData) -> str:
         candidates(rows(data)),
         *latency(rows(data)),
         *tuning(rows(data)),
+        *(cell(f"Champion {words.champion(found)}") for found in data.challenges if found.checks),
         f"{words.load(data)}. {words.slo(data)}. On {cell(data.hardware.cpu)}, {data.hardware.cores} cores"
         + (f", {data.hardware.gpus} × {cell(data.hardware.gpu)}" if data.hardware.gpu else "") + ".",
         f"Figures are `value [95 % interval] n`; `about` marks an estimate. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from optpipe.records import LoadFigures
+from optpipe.records import Challenge, LoadFigures
 from optpipe.report import figures
 from optpipe.report.data import ReportData
 
@@ -38,7 +38,8 @@ def load_told(found: LoadFigures) -> str:
 
 def notes(data: ReportData) -> list[str]:
     """What a reader must know wherever the figures are used."""
-    return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings)))
+    found = data.checkpoints[0].details.get("notes", ()) if data.checkpoints else ()
+    return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings, *found)))
 
 
 def load(data: ReportData) -> str:
@@ -95,4 +96,11 @@ def setup(data: ReportData) -> list[tuple[str, str]]:
             ("Published", f"{found.name}@{found.digest} as {', '.join(found.aliases)} in {found.location}")
             for found in data.published
         ),
+        *(("Champion", champion(challenge)) for challenge in data.challenges if challenge.checks),
     ]
+
+
+def champion(found: Challenge) -> str:
+    """Whether the version took the champion's place, and why."""
+    holder = found.champion[:19] if found.champion else "nobody"
+    return f"{holder} {'made way' if found.passed else 'stays'}: {'; '.join(check.reason for check in found.checks)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from optpipe import gates, judge, stats
@@ -24,6 +24,9 @@ from optpipe.records import (
     TextQuality,
 )
 from optpipe.run import Run
+
+Pair = tuple[str, list[Json], list[Json], tuple[str, str]]
+"""A text, its units as two models score them, and the keys of the two jobs."""
 
 
 class Scorer:
@@ -78,6 +81,17 @@ class Scorer:
             Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)
         )
 
+    def pairs(
+        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+    ) -> Iterator[Pair]:
+        """Both models on units [first, first + rows) of each text, or as many of them as it has."""
+        for together, units in self.shares(texts, first, rows):
+            done = [self.score(model, together, first, units) for model in (one, other)]
+            for number, text in enumerate(together):
+                part = slice(number * units, (number + 1) * units)
+                mine, theirs = (result.record["units"][part] for result in done)
+                yield text, mine, theirs, (done[0].key, done[1].key)
+
     def rounds(self) -> tuple[tuple[int, int], ...]:
         """(first unit, units) of each look: the recipe's number, then doubled up to its budget."""
         scoring, looks, done, goal = self.recipe.scoring, [], 0, self.recipe.scoring.units
@@ -118,6 +132,8 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         limits,
         checkpoint.details.get("not_finite", ()),
     )
+    if checkpoint.scheme is not None:
+        checks += (judge.coverage_check(checkpoint.details["asked"], checkpoint.details["left"]),)
     name = planned.candidate.name
     if judge.combine(checks) != "passed":
         return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, judge.combine(checks), checks, ()))
@@ -128,13 +144,9 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         undecided = tuple(text for text, tally in tallies.items() if judge.combine(tally.checks) in OPEN)
         if not undecided or any(judge.combine(tally.checks) == "rejected" for tally in tallies.values()):
             break
-        for texts, units in scorer.shares(undecided, first, rows):
-            base = scorer.score(scorer.base, texts, first, units)
-            mine = scorer.score(checkpoint, texts, first, units)
-            for number, text in enumerate(texts):
-                part = slice(number * units, (number + 1) * units)
-                tallies[text].add(text, base.record["units"][part], mine.record["units"][part], limits, len(looks))
-            jobs += [base.key, mine.key]
+        for text, base, mine, keys in scorer.pairs(scorer.base, checkpoint, undecided, first, rows):
+            tallies[text].add(text, base, mine, limits, len(looks))
+            jobs += keys
     every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
     figures = tuple(tally.figures for tally in tallies.values() if tally.figures)
     status, once = judge.combine(every), tuple(dict.fromkeys(jobs))

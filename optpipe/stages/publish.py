@@ -25,7 +25,7 @@ def put_and_move(registry: Registry, bundle: Bundle, settings: Folder, challenge
     move_latest(registry, version, challenge.evidence)
     alias = settings.promote or CHAMPION
     holder = registry.alias(version.name, alias)
-    if holder is None or (challenge.passed and settings.promote):
+    if challenge.passed and (holder is None or settings.promote):
         expected = challenge.champion if holder else None
         registry.move(version, alias, expected=expected, evidence=challenge.evidence)
         holder = version.digest

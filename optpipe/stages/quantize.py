@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from optpipe.model.finite import nonfinite
-from optpipe.model.folder import headers, weight_files
-from optpipe.model.memory import measured_bits_per_weight, quantize_memory
+from optpipe.model.folder import headers, tensors_of_folder, weight_files
+from optpipe.model.linears import split_name
+from optpipe.model.memory import measured_bits_per_weight, quantize_memory, tail
+from optpipe.model.schemes import selected
 from optpipe.model.texts import check_rows
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Artifact, Candidate, CandidatePlan, Checkpoint, Job, Json, ModelFacts, Needs
@@ -57,7 +59,13 @@ def quantize(
         bits = measured_bits_per_weight(files, facts, scheme)
         return {"bytes": folder_bytes(files), "bits_per_weight": bits, "not_finite": not_finite(files)}
 
+    def coverage(files: Path) -> Json:
+        run.executor.present(done.files)
+        asked, found = [name for name, _, _ in selected(facts, scheme)], with_scales(files)
+        return {"asked": len(asked), "left": [name for name in asked if tail(name) not in found]}
+
     size = run.folder.store.derived(done.key, "sizes", sizes)
+    layers = run.folder.store.derived(done.key, "coverage", coverage)
     checkpoint = Checkpoint(
         name=candidate.checkpoint,
         path=done.files.path,
@@ -68,7 +76,7 @@ def quantize(
         seconds=done.seconds,
         peak_memory_bytes=done.peak_memory_bytes,
         job=done.key,
-        details={**done.record, "not_finite": size["not_finite"]},
+        details={**done.record, "not_finite": size["not_finite"], **layers},
     )
     return run.record(f"04-quantize/{candidate.checkpoint}/record.json", checkpoint)
 
@@ -77,6 +85,12 @@ def not_finite(folder: Path) -> list[str]:
     """Names of tensors with a NaN or an infinity in a checkpoint."""
     found = headers(weight_files(folder))
     return [fact.name for file, header in found.items() for fact, _, _ in nonfinite(folder / file, header)]
+
+
+def with_scales(folder: Path) -> set[str]:
+    """The modules that a checkpoint holds quantized, each by its name from the layer list on."""
+    named = (split_name(fact.name) for fact in tensors_of_folder(folder))
+    return {tail(module) for module, kind in named if kind in ("weight_scale", "scales")}
 
 
 def calibration_tokens(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optpipe.errors import InputError, InputProblems
 from optpipe.model import sources, texts
-from optpipe.model.audit import audit
+from optpipe.model.audit import audit, audit_notes
 from optpipe.model.audit_tokenizer import templates
 from optpipe.model.memory import measured_bits_per_weight
 from optpipe.model.paragraphs import overlap
@@ -72,8 +72,11 @@ def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
         path, digest, job = run.executor.present(done.files).path, done.files.digest, done.key
         seconds, peak = done.seconds, done.peak_memory_bytes
     audited(path, digest, recipe)
+    notes = audit_notes(path)
+    for note in notes:
+        run.talk.say(f"note: {note}")
     bits = measured_bits_per_weight(path, facts, None)
-    base = Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job)
+    base = Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job, {"notes": notes})
     return run.record("03-resolve.json", base)
 
 

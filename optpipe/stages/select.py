@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from optpipe import stats
 from optpipe.records import Evaluation, Json, Measured, Rank, Selection, Serving, Status, Tuning
@@ -59,6 +60,48 @@ def select(
     order = [winner] + sorted((c for c in field if c is not winner), key=lambda c: place(c, objective))
     ranks = tuple(rank(c, winner, objective, on_front(c, ranked)) for c in order)
     return Selection(winner.name, objective, ranks, why(winner, best, tied, incumbent, objective))
+
+
+def decide(
+    on_inconclusive: str,
+    objective: str,
+    evaluations: Sequence[Evaluation],
+    servings: Sequence[Serving],
+    tunings: Sequence[Tuning],
+    sizes: Mapping[str, int],
+) -> Selection:
+    """The selection under the recipe's `on_inconclusive`.
+
+    fail: nobody is chosen while any verdict is open. warn: where nobody passed, those whose verdicts are open
+    compete; they stay "inconclusive", and the reason says what is open. Otherwise only what passed is chosen.
+    """
+    selection = select(objective, evaluations, servings, tunings, sizes)
+    undecided = {rank.candidate: rank for rank in selection.ranks if rank.status == "inconclusive"}
+    if on_inconclusive == "fail" and undecided and selection.winner:
+        reason = f"nobody is chosen while {' and '.join(undecided)} may still pass (`on_inconclusive: fail`)"
+        ranks = (replace(r, reasons=(reason,)) if r.status == "passed" else r for r in selection.ranks)
+        return replace(selection, winner=None, ranks=tuple(ranks), reason=reason)
+    if on_inconclusive != "warn" or not undecided or selection.winner:
+        return selection
+    supposed = select(objective, [closed(e) for e in evaluations], [closed(s) for s in servings], tunings, sizes)
+    if supposed.winner is None:
+        return selection
+    ranks = (reopened(rank, undecided.get(rank.candidate)) for rank in supposed.ranks)
+    left = "; ".join(undecided[supposed.winner].reasons)
+    return replace(supposed, ranks=tuple(ranks), reason=f"{supposed.reason}; its verdict is open: {left}")
+
+
+Judged = TypeVar("Judged", Evaluation, Serving)
+
+
+def closed(record: Judged) -> Judged:
+    """As if an open verdict had passed."""
+    return replace(record, status="passed") if record.status == "inconclusive" else record
+
+
+def reopened(rank: Rank, was: Rank | None) -> Rank:
+    """A rank with its open verdict again, and what is open behind why it is where it is."""
+    return rank if was is None else replace(rank, status=was.status, reasons=(*rank.reasons, *was.reasons))
 
 
 def contender(

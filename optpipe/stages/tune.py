@@ -14,8 +14,13 @@ from optpipe.records import Checkpoint, Json, ModelFacts, Trial, Tuning
 from optpipe.run import Run
 
 
-def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: Entry) -> Tuning:
-    """A seeded search over the engine's own settings; the default's figures are those of the benchmark."""
+def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: Entry) -> Tuning | None:
+    """A seeded search over the engine's own settings; the default's figures are those of the benchmark.
+
+    None where the recipe asks for no trials; one that is tuned already is not tuned again.
+    """
+    if entry.tuning or not recipe.tune.trials:
+        return entry.tuning
     target = recipe.targets[entry.planned.candidate.target]
     longest = target.max_model_len or facts.max_positions
 

@@ -24,6 +24,8 @@ from tests.fakes import orders, tiny
 from tests.fakes.engine import Engine, Handler
 
 TUNABLE = ("max-num-seqs", "max-num-batched-tokens", "no-enable-prefix-caching", "no-enable-chunked-prefill")
+VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""The one tunable setting that lies in the environment."""
 SECONDS_PER_BYTE = 5e-8
 
 
@@ -35,6 +37,7 @@ class Tiny(Engine):
         self.RequestHandlerClass = Answers
         self.model = tiny.Model.load(model)
         tuned = {key: value for key, value in config.items() if key in TUNABLE}
+        tuned |= {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
         self.who = f"{name} {'tuned' if tuned else 'default'}"
         spread = hashlib.sha256(json.dumps(tuned, sort_keys=True).encode()).digest()[0] / 255
         factor = 0.6 + 0.3 * spread if tuned else 1.0

@@ -127,6 +127,19 @@ def test_a_winner_that_is_not_confirmed_yields_to_the_next_best(again: Place) ->
     assert record(again, "06-evaluate/w4@vllm.json")["status"] == "failed"
 
 
+def test_the_next_best_is_tuned_before_it_ships(again: Place) -> None:
+    again.recipe |= {"publish": [], "load": again.recipe["load"] | {"requests": 61}}
+    again.order({"at": "load", "who": "w4@vllm tuned seed 1001", "do": "fail", "message": "no answer at all"})
+    done = again.build()
+    assert (done.code, done.said["winner"], done.status("w4@vllm")) == (0, "int8@vllm", "failed")
+    tuning, confirmation = record(again, "08-tune/int8@vllm.json"), record(again, "10-confirm.json")
+    assert done.said["tuned"]["config"] == tuning["config"] and len(tuning["trials"]) == 2
+    assert tuning["tuned_goodput"]["value"] > tuning["default_goodput"]["value"]
+    assert confirmation["candidate"] == "int8@vllm"
+    shipped = {**confirmation["config"], **confirmation["environment"]}
+    assert tuning["config"].items() <= shipped.items()
+
+
 def test_nobody_confirmed_is_no_winner(again: Place) -> None:
     again.recipe |= LEAN
     again.order({"at": "load", "who": CONFIRMING, "do": "fail-passing"})
@@ -139,23 +152,49 @@ def test_nobody_confirmed_is_no_winner(again: Place) -> None:
 # ---------------------------------------------------------------- the build itself
 
 
+def broken_off(done: Done, code: int) -> dict[str, Any]:
+    """What a build that an error ended says: every documented key, and the error."""
+    said = done.said
+    top = "run verdict winner candidates tuned jobs seconds bundle digest published error"
+    assert set(said) == set(top.split())
+    assert done.code == said["error"]["exit_code"] == code
+    assert set(said["error"]) == {"exit_code", "place", "message", "hint"}
+    return said
+
+
 def test_a_wrong_recipe_is_exit_2_and_leaves_no_run(fresh: Fresh) -> None:
     done = fresh(checkpoints={"x": {"method": "gptq", "bitz": 4}}).build()
-    assert (done.code, done.out) == (2, "")
-    assert "bitz" in done.err and "hint" in done.err
+    said = broken_off(done, 2)
+    assert (said["verdict"], said["run"], said["candidates"]) == ("failed", None, {})
+    assert "bitz" in said["error"]["message"] and "bitz" in done.err and "hint" in done.err
 
 
 def test_a_missing_toolchain_is_exit_3(fresh: Fresh) -> None:
     place = fresh()
     (place.root / "bin" / "python").unlink()
     done = place.build()
-    assert done.code == 3 and "toolchains." in done.err
+    assert "toolchains." in broken_off(done, 3)["error"]["place"] and "toolchains." in done.err
 
 
-def test_a_registry_that_cannot_be_written_is_exit_6(again: Place) -> None:
+def test_a_job_that_all_share_ends_the_build_with_exit_4(fresh: Fresh) -> None:
+    place = fresh(**LEAN)
+    place.order({"at": "tokens", "do": "fail-passing", "message": "no tokens today"})
+    said = broken_off(place.build(), 4)
+    assert (said["verdict"], said["winner"], said["bundle"]) == ("failed", None, None)
+    assert {candidate["status"] for candidate in said["candidates"].values()} == {"skipped"}
+    assert (place.root / said["run"] / "02-plan.json").is_file()
+    assert "no tokens today" in said["error"]["message"] and said["error"]["hint"] == "take it out again"
+    assert said["seconds"]["build"] > 0
+
+
+def test_a_registry_that_cannot_be_written_is_exit_6(again: Place, built: tuple[Place, Done]) -> None:
     again.recipe["publish"] = [{"registry": "folder", "path": str(again.root / "text.jsonl")}]
     done = again.build()
-    assert done.code == 6 and "text.jsonl" in done.err
+    said = broken_off(done, 6)
+    assert "text.jsonl" in done.err
+    assert (said["verdict"], said["winner"], said["published"]) == ("selected", "w4@vllm", [])
+    assert said["candidates"] == built[1].said["candidates"]
+    assert (again.root / said["bundle"] / "manifest.json").is_file() and said["digest"].startswith("sha256:")
 
 
 MOMENTS = {"quantize": {"checkpoints": {"w4-g64": W4 | {"group_size": 64}}}, "load": {"seed": 3}, "engine": {"seed": 4}}
@@ -171,8 +210,7 @@ def test_a_build_that_is_interrupted_leaves_nothing_and_goes_on(again: Place, mo
     again.when(moment, after=before)
     process.send_signal(number)
     done = again.ended(process, 30)
-    assert (done.code, done.out) == (130, "")
-    assert "goes on where this one stopped" in done.err
+    assert "goes on where this one stopped" in broken_off(done, 130)["error"]["message"]
     assert again.left(0) == []
 
 

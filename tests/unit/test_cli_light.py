@@ -71,8 +71,18 @@ def test_a_command_line_that_cannot_be_read_is_exit_2_without_a_traceback(
     assert shown in found.err and "hint:" in found.err and "Traceback" not in found.err
 
 
+@pytest.mark.parametrize("command", ["plan", "build", "report", "pull here", "verify"])
+def test_json_is_one_document_for_errors_too(command: str, tmp_path: Path) -> None:
+    found = optpipe(*command.split(), "nowhere", "--json", cwd=tmp_path, home=tmp_path)
+    said = json.loads(found.out)["error"]
+    assert found.code == said["exit_code"] == 2, found.err
+    assert said["message"] in found.err and set(said) == {"exit_code", "place", "message", "hint"}
+
+
 def test_a_bug_says_that_it_is_one_and_exits_1(tmp_path: Path) -> None:
     code = "import sys; from optpipe import cli; cli.run = lambda a: 1 // 0; cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-c", code, "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 1
     assert "this is a bug of optpipe" in done.stderr and "hint: report it" in done.stderr

@@ -14,6 +14,7 @@ import typer
 from optpipe import bundle as bundles
 from optpipe.backends.registries import FolderRegistry
 from optpipe.cli import registry as commands
+from optpipe.cli import run
 from optpipe.errors import InputError, OptpipeError, PublishFailed
 from optpipe.records import Bundle
 
@@ -100,10 +101,11 @@ def test_verify_prints_its_document_even_where_something_is_wrong(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "two" / "extra.txt").write_text("added")
-    with pytest.raises(PublishFailed):
-        shop("verify", str(tmp_path / "two"), "--json")
+    capsys.readouterr()
+    assert run(["verify", str(tmp_path / "two"), "--json"]) == 6
     told = json.loads(capsys.readouterr().out)
     assert not told["ok"] and told["problems"][0]["place"] == "extra.txt"
+    assert told["error"]["exit_code"] == 6 and "extra.txt" in told["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from optpipe.errors import InputError, OptpipeError, PublishFailed
 from optpipe.records import Bundle, Challenge
 from optpipe.stages.publish import publish
 
-NOBODY = Challenge(None, passed=False, evidence="test")
+NOBODY = Challenge(None, passed=True, evidence="test")
 
 
 def make(root: Path, content: str, name: str = "tiny") -> Bundle:
@@ -230,6 +230,8 @@ def test_of_two_processes_one_wins_the_alias(registry: FolderRegistry, tmp_path:
 
 
 def test_the_first_version_becomes_latest_and_champion(registry: FolderRegistry, tmp_path: Path) -> None:
+    open_verdict = Challenge(None, passed=False, evidence="test")
+    assert publish(make(tmp_path, "0"), Folder("folder"), registry.root, open_verdict).aliases == ("latest",)
     published = publish(make(tmp_path, "a"), Folder("folder"), registry.root, NOBODY)
     assert published.aliases == ("latest", "champion")
     assert Path(published.location).is_dir()
@@ -303,7 +305,7 @@ def test_a_killed_publish_leaves_no_half_version_and_goes_on(registry: FolderReg
         "from optpipe.stages.publish import publish;"
         "print('ready', flush=True);"
         "publish(Bundle('tiny', Path(sys.argv[1]), sys.argv[2], '', 0), Folder(), Path(sys.argv[3]),"
-        " Challenge(None, False, 'test'))"
+        " Challenge(None, True, 'test'))"
     )
     words = [sys.executable, "-c", code, str(folder), manifest.digest, str(registry.root)]
     killed = 0

@@ -20,7 +20,7 @@ from optpipe.records import (
     Trial,
     Tuning,
 )
-from optpipe.stages.select import select
+from optpipe.stages.select import decide, select
 
 SIZES = {"base@vllm": 270_000_000, "int8@vllm": 163_000_000, "w4@vllm": 114_000_000, "w4b@vllm": 114_000_000}
 
@@ -206,3 +206,45 @@ def test_the_order_of_the_records_does_not_matter() -> None:
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(ValueError, match="'speed'"):
         run({"base@vllm": (1.0, 0.1)}, objective="speed")
+
+
+# ---------------------------------------------------------------- open verdicts
+
+
+def field(*statuses: Status) -> tuple[list[Evaluation], list[Serving]]:
+    """base, int8, w4 with these verdicts; the smaller, the faster."""
+    names = [*SIZES][: len(statuses)]
+    evaluations = [evaluation(name, status) for name, status in zip(names, statuses, strict=True)]
+    return evaluations, [serving(name, 10.0 + 5 * number, 0.1) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "winner"), [("extend", "int8@vllm"), ("warn", "int8@vllm"), ("fail", None)]
+)
+def test_what_passed_comes_before_what_is_open(policy: str, winner: str | None) -> None:
+    found = decide(policy, "goodput", *field("passed", "passed", "inconclusive"), [], SIZES)
+    assert found.winner == winner
+    ranks = {rank.candidate: rank for rank in found.ranks}
+    assert (ranks["int8@vllm"].status, ranks["w4@vllm"].status) == ("passed", "inconclusive")
+    if policy == "fail":
+        assert ranks["int8@vllm"].reasons == (found.reason,) and "w4@vllm may still pass" in found.reason
+
+
+@pytest.mark.parametrize(("policy", "winner"), [("extend", None), ("warn", "w4@vllm"), ("fail", None)])
+def test_where_nobody_passed_only_warn_lets_an_open_one_win(policy: str, winner: str | None) -> None:
+    found = decide(policy, "goodput", *field("rejected", "inconclusive", "inconclusive"), [], SIZES)
+    assert found.winner == winner
+    ranks = {rank.candidate: rank for rank in found.ranks}
+    assert {name: rank.status for name, rank in ranks.items()} == {
+        "base@vllm": "rejected",
+        "int8@vllm": "inconclusive",
+        "w4@vllm": "inconclusive",
+    }
+    if policy == "warn":
+        assert ranks["w4@vllm"].reasons == ("selected", "w4@vllm is inconclusive")
+        assert found.reason.endswith("its verdict is open: w4@vllm is inconclusive")
+
+
+def test_an_open_one_without_figures_cannot_win() -> None:
+    evaluations, _ = field("rejected", "inconclusive")
+    assert decide("warn", "goodput", evaluations, [], [], SIZES).winner is None

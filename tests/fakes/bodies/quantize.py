@@ -1,4 +1,7 @@
-"""`quantize`: rounds to nearest, whatever the method, and writes a compressed-tensors checkpoint."""
+"""`quantize`: rounds to nearest, whatever the method, and writes a compressed-tensors checkpoint.
+
+Orders: `spoil` rounds other weights, `leave` forgets one layer.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tests.fakes import orders, tiny
 from tests.models import Tensors, write_json, write_safetensors
 
 REVISION = 1
+FORGOTTEN = "layers.1.self_attn.k_proj"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
@@ -23,7 +27,7 @@ def run(options: Json, work: Work) -> Json:
     layers = []
     for number, (name, array) in enumerate(tiny.read(base / "model.safetensors").items()):
         module = name.removesuffix(".weight")
-        if array.ndim == 2 and "_proj" in module:
+        if array.ndim == 2 and "_proj" in module and not (word == "leave" and module.endswith(FORGOTTEN)):
             values = 3 * tiny.floats(array)[::-1] if word == "spoil" else tiny.floats(array)
             tensors |= tiny.quantized(module, values, bits, group)
             layers.append(module)

@@ -1,4 +1,5 @@
-"""`score`: the real body's files and record from the numpy model."""
+"""`score`: the real body's files and record from the numpy model. The order `flatter` makes the sums, not the
+files, say that each token is likelier than it is."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ from tests.fakes import orders, tiny
 from tests.models import bf16
 
 REVISION = 1
+FLATTERY = 0.2
+"""Nats."""
 
 
 def run(options: Json, work: Work) -> Json:
     is_base = bool(options["keep_logits"])
     model = tiny.Model.load(work.inputs["model"])
-    orders.obey("score", f"{model.bits} bits", work.folder.name.split(".")[0])
+    word = orders.obey("score", f"{model.bits} bits", work.folder.name.split(".")[0])
     names = sorted(name for name in work.inputs if name.startswith("tokens"))
     rows = np.concatenate([np.load(work.inputs[name] / "tokens.npy") for name in names])
     raw = np.stack([bf16(model.logits(row[:-1])) for row in rows])
     logprobs = np.stack([model.logprobs(row) for row in rows])
     np.save(work.out / "token_logprobs.npy", logprobs)
+    logprobs += np.float32(FLATTERY if word == "flatter" else 0)
     if is_base:
         (work.out / "logits.bf16").write_bytes(raw.tobytes())
     base = kept(work.inputs["base"], raw.shape) if "base" in work.inputs else None

@@ -28,6 +28,8 @@ ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve")
 FLAGS = X86_FLAGS + TILE_FLAGS + ARM_FLAGS
 """Processor flags that change which kernels run or what they round, x86 and Arm; the others are left out."""
 
+HERE = "this machine"
+
 FIELDS = "name,memory.total,driver_version,compute_cap"
 MIB = 1 << 20
 
@@ -37,7 +39,7 @@ def this_machine() -> Hardware:
     cpu, flags = processor()
     gpu = gpus()
     return Hardware(
-        name="this machine",
+        name=HERE,
         cpu=cpu,
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from optpipe.backends.engines import vllm
 from optpipe.backends.quantizers import llmcompressor
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import memory, roofline
 from optpipe.model.compat import Case, Finding, feasibility, findings
-from optpipe.model.hardware import peaks
+from optpipe.model.hardware import HERE, peaks
 from optpipe.model.selectors import selector_problems
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
@@ -59,13 +59,11 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
     check_against_model(recipe, facts)
     feasible, refused = [], []
     for candidate in expand(recipe):
+        own = [one for one in backend_findings(recipe, facts, hardware, candidate) if one.outcome == "no"]
         found = feasibility(case_of(recipe, facts, hardware, candidate))
-        scheme = recipe.checkpoints.get(candidate.checkpoint)
-        unknown = scheme and llmcompressor.unmapped(scheme, facts.architecture)
-        if unknown:
-            refused.append(Refusal(candidate.name, unknown, "method: gptq"))
+        refused += [Refusal(candidate.name, no.reason, no.nearest) for no in own]
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
-        if not unknown and not found.refused:
+        if not own and not found.refused:
             feasible.append(estimate(recipe, facts, hardware, candidate, found.notes))
     seconds = total_seconds(recipe, hardware, feasible)
     disk = sum(c.disk_bytes.value for c in feasible) + logits_bytes(recipe, facts)
@@ -103,14 +101,26 @@ def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str) ->
         hint = did_you_mean(name, list(candidates))
         raise InputError(f"{name!r} is no candidate of this recipe", place="--why", hint=hint)
     candidate = candidates[name]
-    found = list(findings(case_of(recipe, facts, hardware, candidate)))
+    own = backend_findings(recipe, facts, hardware, candidate)
+    found = (*own, *findings(case_of(recipe, facts, hardware, candidate)))
+    return Explained(name, hardware.name, all(one.outcome != "no" for one in found), found)
+
+
+def backend_findings(
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate
+) -> Iterator[Finding]:
+    """What the backends themselves know of a candidate; whether a compiler is there only of this machine."""
     if scheme := recipe.checkpoints.get(candidate.checkpoint):
-        unknown = llmcompressor.unmapped(scheme, facts.architecture)
-        nearest = "method: gptq" if unknown else None
-        outcome: Literal["ok", "no"] = "no" if unknown else "ok"
-        found.insert(0, Finding("method on architecture", f"{scheme.method} on {facts.architecture}", outcome,
-                                unknown or "", nearest))  # fmt: skip
-    return Explained(name, hardware.name, all(one.outcome != "no" for one in found), tuple(found))
+        what = f"{scheme.method} on {facts.architecture}"
+        yield told("method on architecture", what, llmcompressor.unmapped(scheme, facts.architecture), "method: gptq")
+    target = recipe.targets[candidate.target]
+    if target.enforce_eager is False and hardware.name == HERE:
+        reason = vllm.compiler_missing(target, hardware)
+        yield told("compiler", "enforce_eager: false", reason, "leave enforce_eager out, or install g++")
+
+
+def told(check: str, value: str, reason: str | None, nearest: str) -> Finding:
+    return Finding(check, value, "no", reason, nearest) if reason else Finding(check, value, "ok")
 
 
 def require_feasible(plan: Plan) -> None:

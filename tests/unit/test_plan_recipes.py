@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from optpipe.cli.plan import show
-from optpipe.model.hardware import named
+from optpipe.model.hardware import HERE, named
 from optpipe.recipe.load import load
 from optpipe.recipe.reference import json_schema
 from optpipe.recipe.tree import compose, construct
@@ -67,6 +68,18 @@ def test_what_a_plan_shows(
 ) -> None:
     show(planned(recipe, named(machine)))
     golden(f"plan/{file}", capsys.readouterr().out)
+
+
+def test_a_compiled_target_without_a_compiler_is_refused_on_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine, compiled = named(str(MACHINE)), "targets.vllm.enforce_eager=false"
+    refused = planned("demo.yaml", replace(machine, name=HERE), compiled).refused
+    assert {one.candidate for one in refused} >= {"base@vllm", "int8@vllm"}
+    assert all("C++ compiler" in one.reason for one in refused)
+    assert planned("demo.yaml", machine, compiled).refused == ()
+    assert planned("demo.yaml", replace(machine, name=HERE)).refused == ()
 
 
 def test_estimates_of_the_demo_are_near_what_was_measured() -> None:

@@ -36,8 +36,9 @@ def plan(
     loaded = load(recipe, tuple(overrides or ()), sources=not check)
     machine = machines.named(hardware) if hardware else machines.this_machine()
     if check:
-        console.say(f"{recipe}: valid, {len(loaded.recipe.checkpoints)} checkpoints")
-        return
+        count = len(loaded.recipe.checkpoints)
+        console.say(f"{recipe}: valid, {count} checkpoints")
+        return console.emit({"valid": True, "checkpoints": count}) if as_json else None
     with loaded.places():
         facts = inspect(loaded.recipe, recipe.parent, console.say)
         check_local_texts(loaded.recipe, recipe.parent, console.say)

@@ -71,6 +71,12 @@ def test_a_command_line_that_cannot_be_read_is_exit_2_without_a_traceback(
     assert shown in found.err and "hint:" in found.err and "Traceback" not in found.err
 
 
+def test_a_recipe_that_is_only_checked_says_so_as_json(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    found = optpipe("plan", "recipe.yaml", "--check", "--json", cwd=tmp_path, home=tmp_path)
+    assert found.code == 0 and json.loads(found.out)["valid"] is True
+
+
 @pytest.mark.parametrize("command", ["plan", "build", "report", "pull here", "verify"])
 def test_json_is_one_document_for_errors_too(command: str, tmp_path: Path) -> None:
     found = optpipe(*command.split(), "nowhere", "--json", cwd=tmp_path, home=tmp_path)

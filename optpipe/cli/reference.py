@@ -74,9 +74,10 @@ def surface() -> list[str]:
 
 def pages() -> dict[str, str]:
     """The reference pages by file name."""
+    from optpipe.model import compat_page
     from optpipe.recipe import page
 
-    return {"recipe.md": page.markdown(), "cli.md": markdown()}
+    return {"recipe.md": page.markdown(), "cli.md": markdown(), "compat.md": compat_page.markdown()}
 
 
 if __name__ == "__main__":

@@ -57,9 +57,13 @@ def fast_ids(path: Path) -> Iterator[int]:
         yield from numbers(vocabulary)
     else:
         yield len(vocabulary) - 1
-    for token in value.get("added_tokens") or []:
-        if isinstance(token, dict) and isinstance(token.get("id"), int):
-            yield token["id"]
+    yield from (token["id"] for token in added_tokens(value) if isinstance(token.get("id"), int))
+
+
+def added_tokens(tokenizer: Json) -> list[Json]:
+    """The mappings among what stands in a tokenizer.json as its added tokens."""
+    found = tokenizer.get("added_tokens")
+    return [token for token in found if isinstance(token, dict)] if isinstance(found, list) else []
 
 
 def added_ids(folder: Path) -> list[int]:
@@ -140,8 +144,10 @@ def tokens_of(tokenizer: Json) -> set[str]:
     """Every token of a tokenizer.json by its text."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    texts = vocabulary if isinstance(vocabulary, dict) else [piece[0] for piece in vocabulary or [] if piece]
-    added = [token.get("content") for token in tokenizer.get("added_tokens") or [] if isinstance(token, dict)]
+    listed = vocabulary if isinstance(vocabulary, list) else []
+    pieces = [piece[0] for piece in listed if isinstance(piece, list) and piece]
+    texts = vocabulary if isinstance(vocabulary, dict) else pieces
+    added = [token.get("content") for token in added_tokens(tokenizer)]
     return {text for text in (*texts, *added) if isinstance(text, str)}
 
 

@@ -1,0 +1,56 @@
+"""The compatibility table as a page for people, from the table itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from optpipe.model.compat_table import Row, tables
+
+HEAD = """\
+# What works with what
+
+Written from `optpipe/model/compat.toml`; the first row that fits decides. `optpipe plan RECIPE --why CANDIDATE` asks
+it for a candidate, `optpipe check REF` for a checkpoint on this machine or, with `--hardware`, on another.
+"""
+
+
+def markdown() -> str:
+    """The page: what libraries make, what each engine loads, then dtypes and KV caches."""
+    found = tables()
+    parts = [HEAD, *section("What a library makes", found.writes, ("library", "scheme", "makes"))]
+    for engine in found.engines:
+        rows = [row for row in found.loads if row.engine == engine]
+        parts += section(f"What {engine} loads", rows, ("scheme", "format", "where", "versions"))
+    parts += section("dtype", found.dtypes, ("engine", "value", "where"))
+    parts += section("kv_cache_dtype", found.kv_cache, ("engine", "value", "where"))
+    return "\n".join(parts) + "\n"
+
+
+def section(title: str, rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield f"| {' | '.join(columns)} | | why, and what is nearest | known from |"
+    yield "|---" * (len(columns) + 3) + "|"
+    for row in rows:
+        cells = [cell(row, column) for column in columns]
+        reason = f"{row.reason}; nearest: {row.nearest}" if row.reason else ""
+        yield f"| {' | '.join(cells)} | {row.status} | {reason} | {row.source} |"
+    yield ""
+
+
+def cell(row: Row, column: str) -> str:
+    if column == "where":
+        return where(row)
+    found = getattr(row, column)
+    text = ", ".join(found) if isinstance(found, tuple) else str(found or "")
+    if column == "format" and row.symmetric is not None:
+        text += " symmetric" if row.symmetric else " asymmetric"
+    return text or ("" if column in ("makes", "versions") else "any")
+
+
+def where(row: Row) -> str:
+    """The platform, with the compute capabilities where the row names some."""
+    low, high = row.capability
+    if row.platform != "cuda":
+        return {"cpu": "CPU", "any": "anywhere"}[row.platform]
+    bounds = [f"from {low:g}"] * (low > 0) + [f"below {high:g}"] * (high < 99)
+    return f"NVIDIA GPU {' '.join(bounds)}".strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +31,7 @@ def plan(
     from optpipe.model import hardware as machines
     from optpipe.recipe.load import load
     from optpipe.stages.inspect import inspect
-    from optpipe.stages.plan import explain, require_feasible
+    from optpipe.stages.plan import disk_shortage, explain, require_feasible
     from optpipe.stages.plan import plan as plan_
     from optpipe.stages.resolve import check_local_texts
 
@@ -51,6 +53,9 @@ def plan(
         console.emit(found)
     else:
         show(found)
+    here = Path.cwd()
+    if not hardware and (lacking := disk_shortage(found, shutil.disk_usage(here).free, str(here))):
+        console.say(f"warning: {lacking}")
 
 
 def show(found: Plan) -> None:

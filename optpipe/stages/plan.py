@@ -123,6 +123,15 @@ def told(check: str, value: str, reason: str | None, nearest: str) -> Finding:
     return Finding(check, value, "no", reason, nearest) if reason else Finding(check, value, "ok")
 
 
+def disk_shortage(plan: Plan, free: int, where: str) -> str | None:
+    """What lacks where the artifacts would lie on this disk, with downloads; None where there is room."""
+    needed = plan.disk_bytes.value + plan.downloads_bytes.value
+    if needed <= free:
+        return None
+    what = f"{memory.show(needed)} of disk are needed (estimated), {memory.show(free)} are free in {where}"
+    return f"{what}: put them elsewhere with `optpipe build --artifacts DIR`, or take fewer candidates"
+
+
 def require_feasible(plan: Plan) -> None:
     """Refuse a plan in which nothing can work, with the reason for each candidate."""
     if not plan.feasible:

@@ -10,7 +10,8 @@ import pytest
 
 from optpipe.backends.registries import FolderRegistry
 from optpipe.bundle import write_manifest
-from optpipe.records import Bundle
+from optpipe.records import Bundle, Plan, from_json
+from optpipe.stages.plan import disk_shortage
 from tests import models
 from tests.unit.gguf_files import write_gguf
 from tests.unit.test_cli_wrong_models import RECIPE
@@ -83,6 +84,16 @@ def test_why_of_a_name_that_is_no_candidate_has_a_close_one(tmp_path: Path) -> N
     (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     found = run(tmp_path, "plan", "recipe.yaml", "--why", "gtpq@vllm")
     check_refusal(found, tmp_path, "'gtpq@vllm'", "did you mean 'gptq@vllm'")
+
+
+def test_a_disk_that_is_too_small_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    found = run(tmp_path, "plan", "recipe.yaml", "--json")
+    assert found.code == 0 and "disk are needed" not in found.err
+    plan = from_json(Plan, json.loads(found.out))
+    assert disk_shortage(plan, 10**9, "here") is None
+    assert "5.62 MB of disk are needed (estimated), 1 MB are free in here" in str(disk_shortage(plan, 10**6, "here"))
 
 
 # ---------------------------------------------------------------- check

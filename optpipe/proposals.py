@@ -108,12 +108,19 @@ def coordinates(search: Search, cells: Sequence[Json]) -> list[list[tuple[float,
 
 
 def proposals(search: Search, cells: Sequence[Json], history: Sequence[tuple[int, Trial]]) -> Iterator[int]:
-    """Indexes of cells, none twice: the default, the promising, a few spread over the numbers, the model's choice."""
-    known = [cells.index(cell) for one in search.first if (cell := {**cells[0], **one}) in cells]
-    planned = [0, *known, *designed(search, cells)]
+    """Indexes of cells, none twice: the default, the promising, a few spread over the numbers, the model's choice.
+
+    Numbers are spread around whatever was best of the default and the promising.
+    """
+    known = [0, *(cells.index(cell) for one in search.first if (cell := {**cells[0], **one}) in cells)]
     columns = coordinates(search, cells)
+    planned, spread = list(known), False
     while len(history) < len(cells):
         seen = {index for index, _ in history}
+        if not spread and seen >= set(known):
+            spread = True
+            best = max(zip(scores(history), (-index for index, _ in history)))[1]
+            planned += designed(search, cells, -best)
         planned = [index for index in planned if index not in seen]
         if planned:
             yield planned.pop(0)
@@ -123,11 +130,11 @@ def proposals(search: Search, cells: Sequence[Json], history: Sequence[tuple[int
             yield by_gaussian_process(columns, history)
 
 
-def designed(search: Search, cells: Sequence[Json]) -> list[int]:
-    """Cells with every number at the same height of its range, everything else as the default has it."""
+def designed(search: Search, cells: Sequence[Json], start: int = 0) -> list[int]:
+    """Cells with every number at the same height of its range, everything else as cell `start` has it."""
     found: list[int] = []
     for height in DESIGN:
-        cell = dict(cells[0])
+        cell = dict(cells[start])
         for name in search.space:
             numbers = sorted(v for v in choices_of(search, name) if type(v) in (int, float))
             if len(numbers) > 2:

@@ -182,6 +182,14 @@ def test_what_the_engine_knows_to_be_promising_is_tried_first() -> None:
     assert bench.asked == [DEFAULT, DEFAULT | known], "what is not in the space is left out"
 
 
+def test_the_spread_goes_on_from_a_promising_setting_that_was_better() -> None:
+    for better in (True, False):
+        known: Json = {"enable_prefix_caching": False}
+        bench = Bench(lambda config: 2.0 if config["enable_prefix_caching"] is not better else 1.0)  # noqa: B023
+        tune(search(trials=3, first=(known,)), bench)
+        assert [config["enable_prefix_caching"] for config in bench.asked[2:]] == [not better] * 2
+
+
 def test_an_infeasible_trial_scores_below_the_worst_measured_one() -> None:
     history = [(0, Bench(lambda c: 2.0)({})), (1, Bench(lambda c: 1.0)({})), (2, Bench(lambda c: None)({}))]
     good, poor, infeasible = scores(history)

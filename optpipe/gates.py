@@ -101,7 +101,7 @@ def resolve(settings: GateSettings | str = "default", bits: float = 16.0) -> Gat
     return Gates(preset=preset, **(numbers | given))
 
 
-ROUNDS_ACTIVATIONS = ("smoothquant", "int8", "fp8")
+ROUNDS_ACTIVATIONS = ("smoothquant", "int8", "fp8", "mixed", "nvfp4", "mxfp4")
 ACTIVATION_SLACK = 10 / 3
 """How much wider engine and transformers may lie apart where activations are rounded too.
 
@@ -127,4 +127,6 @@ def bits_of(scheme: Json | None) -> float:
     Not an artifact's bits per weight: embeddings that stay in bf16 make 4-bit weights of a small model
     come to more than 6, which would put them under the limits of 8.
     """
-    return 16.0 if scheme is None else float(scheme.get("bits", 8))
+    if scheme is None:
+        return 16.0
+    return float(scheme.get("bits", 4 if scheme.get("method") in ("nvfp4", "mxfp4") else 8))

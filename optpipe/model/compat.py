@@ -12,7 +12,7 @@ from optpipe.model.compat_table import Asked, Row, Status
 from optpipe.model.linears import is_head
 from optpipe.model.memory import quantize_memory, serving_memory, setting, show, usable_memory, width
 from optpipe.model.reasons import Reason
-from optpipe.model.schemes import DATA_FREE, kind_of, layout_of, selected, stored_as
+from optpipe.model.schemes import DATA_FREE, kind_of, layout_of, parts, selected, stored_as
 from optpipe.model.selectors import matched, text_of
 from optpipe.records import Hardware, Json, ModelFacts
 
@@ -123,7 +123,7 @@ def architecture_findings(case: Case) -> list[Finding]:
 
 def scheme_findings(case: Case, scheme: Json) -> list[Finding]:
     """What the scheme asks of the model, on any engine."""
-    facts, layout = case.facts, layout_of(scheme)
+    facts = case.facts
     stored = facts.quantized or facts.dtype
     found = judged("base as it is stored", stored, reasons.base_reasons(facts))
     if found[0].outcome == "no":
@@ -138,12 +138,20 @@ def scheme_findings(case: Case, scheme: Json) -> list[Finding]:
     shown = f"{len(linears)} of {len(names)} linear layers; {ignored(scheme, names)}"
     found += judged("layers", shown, reasons.selection_reasons(facts, scheme))
     sizes = ", ".join(str(size) for size in sorted({inputs for _, _, inputs in linears}))
-    group = f"{layout.label}, input sizes {sizes}"
-    found += judged("group size", group, reasons.group_reasons(linears, layout.group))
+    group = f"{labels(facts, scheme)}, input sizes {sizes}"
+    found += judged("group size", group, reasons.layout_reasons(facts, scheme))
     chosen = {name for name, _, _ in linears}
     together = {key for name in names if (key := reasons.fused_key(name))}
     found += judged("layers that engines fuse", f"{len(together)} groups", reasons.fused_reasons(names, chosen))
     return found
+
+
+def labels(facts: ModelFacts, scheme: Json) -> str:
+    """What the scheme makes, in the field's words; a mixed one with how many layers get which."""
+    each = parts(facts, scheme)
+    if len(each) < 2:
+        return layout_of(scheme).label
+    return " and ".join(f"{layout.label} in {len(linears)}" for layout, linears in each)
 
 
 def ignored(scheme: Json, names: list[str]) -> str:
@@ -182,7 +190,7 @@ def kernel_findings(case: Case) -> list[Finding]:
     facts = case.facts
     if case.scheme is not None:
         against = reasons.kernel_reasons(facts, case.scheme, case.target, case.hardware)
-        return judged("sizes that the kernel takes", layout_of(case.scheme).label, against)
+        return judged("sizes that the kernel takes", labels(facts, case.scheme), against)
     layout = stored_as(facts.quantized).layout
     if layout is None or case.engine != "vllm":
         return []

@@ -16,7 +16,7 @@ from optpipe.model.memory import (
     width,
 )
 from optpipe.model.reasons import Reason, some
-from optpipe.model.schemes import layout_of, selected
+from optpipe.model.schemes import parts
 from optpipe.records import Hardware, Json, ModelFacts
 
 ROW_PARALLEL = re.compile(r"(^|\.)(o_proj|out_proj|down_proj|c_proj|dense|dense_4h_to_h|fc2|fc_out|wo|w2)$")
@@ -60,14 +60,15 @@ def shard_reason(facts: ModelFacts, scheme: Json | None, tensor: int) -> str | N
     ]
     if uneven:
         return f"tensor_parallel_size {tensor} does not divide {some(uneven)}"
-    group = layout_of(scheme).group if scheme is not None else None
-    cut = [
-        f"{name} ({inputs} / {tensor} = {inputs // tensor})"
-        for name, _, inputs in selected(facts, scheme)
-        if group and ROW_PARALLEL.search(name) and inputs // tensor % group
-    ]
-    if cut:
-        return f"group_size {group} does not divide the shards of {some(cut)} at tensor_parallel_size {tensor}"
+    for layout, linears in parts(facts, scheme):
+        cut = [
+            f"{name} ({inputs} / {tensor} = {inputs // tensor})"
+            for name, _, inputs in linears
+            if layout.group and ROW_PARALLEL.search(name) and inputs // tensor % layout.group
+        ]
+        if cut:
+            shards = f"the shards of {some(cut)} at tensor_parallel_size {tensor}"
+            return f"group_size {layout.group} does not divide {shards}"
     return None
 
 

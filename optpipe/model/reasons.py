@@ -97,6 +97,14 @@ def group_reasons(linears: Sequence[Linear], group: int | None) -> Iterator[Reas
         yield Reason(text, f"group_size: {nearest_group(linears, group or 0)}")
 
 
+def layout_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
+    """Groups that do not divide a layer's input size, for each layout of the scheme with its own layers."""
+    for layout, linears in parts(facts, scheme):
+        for found in group_reasons(linears, layout.group):
+            text = found.reason.replace("group_size", f"{layout.label} in groups of")
+            yield found if layout.kind == "int" else Reason(text, "method: int8")
+
+
 def nearest_group(linears: Iterable[Linear], group: int) -> int:
     """The largest group that divides every layer and has kernels, else any that does; -1 is per channel."""
     common = gcd(*(inputs for _, _, inputs in linears))

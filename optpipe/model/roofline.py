@@ -8,8 +8,11 @@ from typing import Any
 from optpipe.model.hardware import peaks
 from optpipe.model.hardware_table import Peaks
 from optpipe.model.memory import kv_bytes_per_token, show
-from optpipe.model.schemes import layout_of, weight_bytes
+from optpipe.model.schemes import DATA_FREE, layout_of, weight_bytes
 from optpipe.records import Estimated, Hardware, Json, ModelFacts
+
+CALIBRATED = 14.0
+"""Floating point operations per weight and calibration token of GPTQ: two forwards, Hessian, error feedback."""
 
 ATTAINABLE = (0.6, 0.7)
 """Share of the bound that well-tuned engines reach, by the practitioners' rule of thumb."""
@@ -57,10 +60,29 @@ def prefill_bound(
 
 
 def operations(peak: Peaks, scheme: Json | None) -> float:
-    """Peak of the number type that the scheme computes in; weight-only schemes compute in bf16."""
+    """Peak of the number type that the scheme computes in; weight-only schemes compute in bf16.
+
+    4-bit floats run at twice FP8's rate where there are kernels for them; of a mixed scheme the faster part.
+    """
     if scheme is None:
         return peak.bf16
     layout = layout_of(scheme)
+    if layout.activation_bits == 4:
+        return 2 * peak.fp8 or peak.bf16
+    if "int8" in scheme:
+        return max(peak.int8, peak.bf16)
     if layout.activation_bits == 16:
         return peak.bf16
     return (peak.fp8 if layout.kind == "float" else peak.int8) or peak.bf16
+
+
+def calibration_operations(scheme: Json, samples: int, length: int) -> float:
+    """Floating point operations per weight that quantizing takes over `samples` rows of `length` tokens."""
+    method, tokens = scheme.get("method"), samples * length
+    if method in DATA_FREE:
+        return 0.0
+    if method == "autoround":  # forward and backward of each step, then the rows through what was learned
+        steps = int(scheme["iterations"]) * min(int(scheme["batch"]), samples)
+        return 6.0 * (steps * length + tokens)
+    searched = min(tokens, int(scheme["max_tokens"])) if method == "awq-gptq" else 0
+    return CALIBRATED * (tokens + searched)

@@ -47,14 +47,15 @@ def checkpoint_problems(recipe: Recipe) -> Iterator[Problem]:
     for name, scheme in recipe.checkpoints.items():
         for found in llmcompressor.validate(scheme):
             yield Problem(f"checkpoints.{name}.{found.place}", found.message, found.hint)
-        for number, selector in enumerate(scheme.ignore):
-            if text_of(selector).startswith("re:"):
-                yield from raised(partial(pattern_of, text_of(selector)), f"checkpoints.{name}.ignore.{number}")
+        for key in ("ignore", "int8"):
+            for number, selector in enumerate(getattr(scheme, key, ())):
+                if text_of(selector).startswith("re:"):
+                    yield from raised(partial(pattern_of, text_of(selector)), f"checkpoints.{name}.{key}.{number}")
         if scheme.needs_calibration and recipe.calibration is None:
             yield Problem(
                 f"checkpoints.{name}.method",
                 f"{scheme.method} needs calibration text, and the recipe has none",
-                "add `calibration: {text: {source: ...}}`, or use int8 or fp8",
+                "add `calibration: {text: {source: ...}}`, or use int8, fp8 or rtn",
             )
 
 

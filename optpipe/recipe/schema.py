@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.loads.load import Load, Slo
-from optpipe.backends.quantizers.llmcompressor import Awq, Fp8, Gptq, Int8, SmoothQuant
+from optpipe.backends.quantizers import llmcompressor_schemes
 from optpipe.backends.registries.folder import Folder
 from optpipe.gates import GateSettings
 from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
@@ -20,7 +20,7 @@ from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Scheme = Annotated[Gptq | Awq | SmoothQuant | Int8 | Fp8, Field(discriminator="method")]
+Scheme = Annotated[llmcompressor_schemes.Scheme, Field(discriminator="method")]
 Target = Annotated[Vllm, Field()]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
 Registry = Annotated[Folder, Field()]
@@ -119,7 +119,7 @@ class Recipe(Part):
     model: Model
     """What is to be deployed: the base model."""
     calibration: Calibration | None = None
-    """What the quantizers see; needed by gptq, awq and smoothquant."""
+    """What the quantizers see; only rtn, int8, fp8 and mxfp4 need none."""
     checkpoints: dict[Name, Scheme] = Field(default_factory=dict)
     """Quantizations of the base, by name."""
     targets: dict[Name, Target] = Field(min_length=1)

@@ -33,8 +33,6 @@ ATTAINED = 0.5
 """Share of the peak that quantizing and scoring keep up."""
 FALLBACK_FLOPS = 2e10
 """Per core, where nothing is known of the processor."""
-CALIBRATED_FLOPS_PER_WEIGHT = 14.0
-"""Floating point operations per weight and calibration token of GPTQ: two forwards, Hessian, error feedback."""
 
 
 VERSIONS = (("vllm", "vllm"), ("quantize", "transformers"))
@@ -144,8 +142,9 @@ def check_against_model(recipe: Recipe, facts: ModelFacts) -> None:
     problems: list[Problem] = []
     names = [name for name, _, _ in facts.linears]
     for name, scheme in recipe.checkpoints.items():
-        for number, selector in enumerate(scheme.ignore):
-            problems += selector_problems([selector], names, f"checkpoints.{name}.ignore.{number}")
+        for key in ("ignore", "int8"):
+            for number, selector in enumerate(getattr(scheme, key, ())):
+                problems += selector_problems([selector], names, f"checkpoints.{name}.{key}.{number}")
     load, scoring, most = recipe.load, recipe.scoring, facts.max_positions
     for place, tokens in (
         ("load", load.input_tokens + load.output_tokens),
@@ -197,9 +196,8 @@ def candidate_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware, can
     scored = len(recipe.texts) * recipe.scoring.units * recipe.scoring.unit_tokens
     work = 2.0 * facts.parameters * scored
     if candidate.scheme is not None and recipe.calibration is not None:
-        calibrated = recipe.calibration.samples * recipe.calibration.sequence_length
-        per_weight = CALIBRATED_FLOPS_PER_WEIGHT if candidate.scheme["method"] in ("gptq", "awq", "smoothquant") else 0
-        work += per_weight * facts.parameters * calibrated
+        rows = recipe.calibration
+        work += facts.parameters * roofline.calibration_operations(candidate.scheme, rows.samples, rows.sequence_length)
     served = recipe.load.requests * (recipe.load.input_tokens + recipe.load.output_tokens)
     seconds = work / rate + START_S + 2.0 * facts.parameters * served / rate
     return Estimated(seconds, "s", f"operations at {rate / 1e9:.0f} GFLOPS, and {START_S:.0f} s to start the engine")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import pydoc_data.topics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from optpipe.backends.quantizers.llmcompressor import MAPPED
-from optpipe.model.schemes import layout_of, linear_bytes
+from optpipe.backends.quantizers.llmcompressor import MAPPED, read
+from optpipe.model.facts import facts_of_folder
+from optpipe.model.memory import bits_per_weight, measured_bits_per_weight
+from optpipe.model.schemes import DATA_FREE, linear_bytes, parts, weight_bytes
 from tests.models import edit_json, llama_config, tiny_gpt2, tiny_llama, tiny_mixtral
 from tests.real.bodies import in_quantize, run_body
 from tests.real.planted import config_of, tensors_of
@@ -25,6 +28,16 @@ METHODS: dict[str, tuple[dict[str, Any], str, float]] = {
     "smoothquant": ({"method": "smoothquant"}, "int-quantized", 0.02),
     "int8": ({"method": "int8"}, "int-quantized", 0.02),
     "fp8": ({"method": "fp8"}, "float-quantized", 0.02),
+    "w8a16": ({"method": "rtn"}, "pack-quantized", 0.01),
+    "w8a16-gptq": ({"method": "gptq", "bits": 8, "group_size": -1}, "pack-quantized", 0.01),
+    "mixed": ({"method": "mixed", "group_size": 64, "symmetric": False}, "mixed-precision", 0.06),
+    "awq-gptq": (
+        {"method": "awq-gptq", "group_size": 64, "symmetric": False, "max_tokens": 1024}, "pack-quantized", 0.06,
+    ),
+    "nvfp4": ({"method": "nvfp4"}, "nvfp4-pack-quantized", 0.2),
+    "mxfp4": ({"method": "mxfp4"}, "mxfp4-pack-quantized", 0.4),
+    "autoround": ({"method": "autoround", "group_size": 64, "iterations": 10, "batch": 2}, "pack-quantized", 0.1),
+    "spinquant": ({"method": "spinquant", "group_size": 64, "symmetric": False}, "pack-quantized", 0.06),
 }
 """Options, format, and the largest KL divergence from the base (nats per token) that is still sane."""
 
@@ -76,17 +89,20 @@ def test_a_method_quantizes_every_layer_and_stays_close_to_its_base(
     record = run_body("quantize", job, {"model": cut3, "tokens": texts["calibrate"]}, options)
     files = job / "files"
     assert (record["format"], record["count"], record["skipped"]) == (form, 21, ["lm_head"])
-    assert record["tokens_used"] == (0 if method in ("int8", "fp8") else 8 * 256)
+    assert record["tokens_used"] == (0 if options["method"] in DATA_FREE else 8 * 256)
 
     assert {path.name for path in files.iterdir()} == {"config.json", "model.safetensors", *KEPT}
     assert {name: digests(files)[name] for name in KEPT} == {name: digests(cut3)[name] for name in KEPT}
-    assert {k: v for k, v in config_of(files).items() if k != "quantization_config"} == config_of(cut3)
+    unties = {"tie_word_embeddings": False} if method == "spinquant" else {}
+    kept = {k: v for k, v in config_of(files).items() if k != "quantization_config"}
+    assert kept == config_of(cut3) | unties
+    assert any("two tables" in note for note in record["notes"]) == bool(unties)
 
     told = [json.loads(line) for line in (job / "progress.jsonl").read_text().splitlines()]
     assert [line["done"] for line in told] == sorted(line["done"] for line in told)
     assert told[-1]["done"] == told[-1]["total"]
 
-    check_sizes(record["layers"], cut3, files, options)
+    check_sizes(cut3, files, asdict(read(options)))
 
     inputs = {"model": files, "tokens": texts["score"], "base": base_score}
     units = run_body("score", tmp_path / "score", inputs)["units"]
@@ -94,23 +110,30 @@ def test_a_method_quantizes_every_layer_and_stays_close_to_its_base(
     assert 1e-4 < divergence < worst
 
 
-def check_sizes(layers: list[str], base: Path, files: Path, options: dict[str, Any]) -> None:
-    """Each layer takes exactly the bytes that the plan counts on; all else is the base's, byte for byte."""
-    before, after = tensors_of(base), tensors_of(files)
-    for layer in layers:
-        out, inputs = before.pop(f"{layer}.weight")[1]
-        own = [name for name in after if name.startswith(f"{layer}.")]
-        assert sum(after.pop(name)[2] for name in own) == linear_bytes(layout_of(options), out, inputs), layer
+def check_sizes(base: Path, files: Path, options: dict[str, Any]) -> None:
+    """Each layer takes exactly the bytes that the plan counts on; all else is as in the base."""
+    facts, before, after = facts_of_folder(base), tensors_of(base), tensors_of(files)
+    for layout, linears in parts(facts, options):
+        for layer, out, inputs in linears:
+            del before[f"{layer}.weight"]
+            own = [name for name in after if name.startswith(f"{layer}.")]
+            assert sum(after.pop(name)[2] for name in own) == linear_bytes(layout, out, inputs), layer
+    if options["method"] == "spinquant":
+        before["lm_head.weight"] = before["model.embed_tokens.weight"]
     assert after == before
+    assert facts_of_folder(files).weight_bytes == weight_bytes(facts, options)
+    asked = bits_per_weight(facts, options).value
+    assert measured_bits_per_weight(files, facts, options) == pytest.approx(asked, abs=1e-9)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant"])
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"int8", "fp8", "w8a16", "w8a16-gptq", "mxfp4"}))
 def test_the_same_job_twice_gives_the_same_bytes(
     method: str, cut3: Path, texts: dict[str, Path], tmp_path: Path
 ) -> None:
     inputs = {"model": cut3, "tokens": texts["calibrate"]}
+    options = METHODS[method][0] | ({"iterations": 3} if method == "autoround" else {})
     for name in ("first", "second"):
-        run_body("quantize", tmp_path / name, inputs, METHODS[method][0])
+        run_body("quantize", tmp_path / name, inputs, options)
     assert digests(tmp_path / "first" / "files") == digests(tmp_path / "second" / "files")
 
 
@@ -249,7 +272,10 @@ def test_the_list_of_mapped_architectures_is_the_librarys(tmp_path: Path) -> Non
         "from llmcompressor.modifiers.transform.awq.mappings import AWQ_MAPPING_REGISTRY\n"
         "from llmcompressor.modifiers.transform.smoothquant import dynamic_mappings as s\n"
         "from llmcompressor.modifiers.transform.smoothquant.utils import MAPPINGS_REGISTRY\n"
-        "known = {'awq': {*AWQ_MAPPING_REGISTRY, *a.AWQ_DYNAMIC_MAPPING_REGISTRY},\n"
+        "from llmcompressor.modifiers.transform.spinquant.mappings import SPINQUANT_MAPPING_REGISTRY\n"
+        "awq = {*AWQ_MAPPING_REGISTRY, *a.AWQ_DYNAMIC_MAPPING_REGISTRY}\n"
+        "spin = {*SPINQUANT_MAPPING_REGISTRY} - {'Cohere2MoeForCausalLM'}  # which wants preparing first\n"
+        "known = {'awq': awq, 'awq-gptq': awq, 'spinquant': spin,\n"
         "         'smoothquant': {*MAPPINGS_REGISTRY, *s.SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY}}\n"
         "print(json.dumps({k: sorted(n[:-11] for n in v if n.endswith('ForCausalLM')) for k, v in known.items()}))\n"
     )

@@ -188,6 +188,15 @@ def test_a_selector_that_does_not_match_is_refused_at_its_place(
     check_refusal(found, tmp_path, *shown, place=r"recipe\.yaml:6:\d+: checkpoints\.gptq\.ignore")
 
 
+def test_a_selector_of_a_mixed_scheme_is_refused_at_its_place(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "model")
+    recipe = RECIPE.replace("method: gptq", "method: mixed, int8: [lm_head, dwn_proj]")
+    assert recipe != RECIPE
+    found = refuse(tmp_path, "plan", "recipe.yaml", recipe=recipe)
+    shown = ("checkpoints.gptq.int8.1", "'dwn_proj'", "did you mean 'down_proj'")
+    check_refusal(found, tmp_path, *shown, place=r"recipe\.yaml:6:\d+: checkpoints\.gptq\.int8")
+
+
 def test_a_length_beyond_the_model_is_refused_at_its_place(tmp_path: Path) -> None:
     models.tiny_llama(tmp_path / "model", max_position_embeddings=100)
     found = refuse(tmp_path, "plan", "recipe.yaml")

@@ -127,6 +127,7 @@ def test_unusual_bits_take_the_nearest_limits() -> None:
 def test_limits_follow_the_schemes_bits_not_the_files_average() -> None:
     assert bits_of({"method": "gptq", "bits": 4, "group_size": 64}) == 4
     assert bits_of({"method": "smoothquant", "strength": 0.8}) == 8
+    assert bits_of({"method": "nvfp4"}) == bits_of({"method": "mxfp4"}) == 4
     assert bits_of(None) == 16
 
 

@@ -14,7 +14,7 @@ from optpipe.model import memory
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
 from optpipe.model.roofline import decode_bound, prefill_bound
-from optpipe.model.schemes import Layout, layout_of, linear_bytes, selected
+from optpipe.model.schemes import Layout, layout_of, linear_bytes, parts, selected
 from optpipe.records import Json, ModelFacts
 from tests.models import bf16, tiny_llama, tiny_mixtral, write_safetensors
 
@@ -54,6 +54,12 @@ LAYERS: list[tuple[dict[str, Any], int]] = [
     (INT8, 128 * 256 + 128 * 2),
     ({"method": "fp8"}, 128 * 256 + 128 * 2),
     ({"method": "smoothquant", "strength": 0.8}, 128 * 256 + 128 * 2),
+    ({"method": "rtn", "bits": 8, "group_size": -1}, 128 * 256 + 128 * 2 + 16),
+    ({**W4, "method": "awq-gptq"}, 128 * 256 // 2 + 128 * 8 * 2 + (128 // 8) * 8 * 4 + 16),
+    ({"method": "autoround", "bits": 4, "group_size": 64}, 128 * 256 // 2 + 128 * 4 * 2 + 16),
+    # 4-bit floats: packed weights, one-byte scales of 16 or 32, two float32 for NVFP4
+    ({"method": "nvfp4"}, 128 * 256 // 2 + 128 * 16 + 2 * 4),
+    ({"method": "mxfp4"}, 128 * 256 // 2 + 128 * 8),
 ]
 
 
@@ -77,8 +83,9 @@ def test_an_unknown_method_has_a_close_one() -> None:
 
 def quantized_copy(folder: Path, facts: ModelFacts, scheme: Json, base: Path, *, plain: int = 0) -> Path:
     """A checkpoint as compressed-tensors lays it out, zeros inside; the first `plain` layers stay in bf16."""
-    layout, chosen = layout_of(scheme), list(selected(facts, scheme))[plain:]
-    names = {name for name, _, _ in chosen}
+    stays = {name for name, _, _ in selected(facts, scheme)[:plain]}
+    chosen = [(layout, *linear) for layout, all_ in parts(facts, scheme) for linear in all_ if linear[0] not in stays]
+    names = {name for _, name, _, _ in chosen}
     from optpipe.model.safetensors import map_tensor, read_header
 
     header = read_header(base / "model.safetensors")
@@ -87,24 +94,44 @@ def quantized_copy(folder: Path, facts: ModelFacts, scheme: Json, base: Path, *,
         for fact in header.tensors
         if fact.name.removesuffix(".weight") not in names
     }
-    for name, out, inputs in chosen:
-        if layout.activation_bits == 8:
-            tensors[f"{name}.weight"] = np.zeros((out, inputs), np.int8)
-            tensors[f"{name}.weight_scale"] = bf16(np.ones((out, 1), np.float32))
-            continue
-        groups = inputs // layout.group if layout.group else 1
-        tensors[f"{name}.weight_packed"] = np.zeros((out, inputs * layout.bits // 32), np.int32)
-        tensors[f"{name}.weight_scale"] = bf16(np.ones((out, groups), np.float32))
-        tensors[f"{name}.weight_shape"] = np.array([out, inputs], np.int64)
-        if not layout.symmetric:
-            tensors[f"{name}.weight_zero_point"] = np.zeros((out * layout.bits // 32, groups), np.int32)
+    for layout, name, out, inputs in chosen:
+        stored = stored_tensors(layout, out, inputs)
+        tensors |= {f"{name}.{kind}": values for kind, values in stored.items()}
     folder.mkdir()
     (folder / "config.json").write_text((base / "config.json").read_text())
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
 
-SCHEMES: list[dict[str, Any]] = [W4, {**W4, "symmetric": True}, {**W4, "group_size": -1}, INT8, {"method": "fp8"}]
+def stored_tensors(layout: Layout, out: int, inputs: int) -> dict[str, Any]:
+    """The tensors of one quantized layer, by what its name ends in."""
+    groups = inputs // layout.group if layout.group else 1
+    scales = bf16(np.ones((out, groups), np.float32))
+    if layout.activation_bits == 8:
+        return {"weight": np.zeros((out, inputs), np.int8), "weight_scale": scales}
+    if layout.kind == "float":
+        shared = np.ones(1, np.float32)
+        both = {"weight_global_scale": shared, "input_global_scale": shared} if layout.group == 16 else {}
+        scales = np.zeros((out, groups), np.uint8)
+        return {"weight_packed": np.zeros((out, inputs // 2), np.uint8), "weight_scale": scales, **both}
+    stored = {
+        "weight_packed": np.zeros((out, inputs * layout.bits // 32), np.int32),
+        "weight_scale": scales,
+        "weight_shape": np.array([out, inputs], np.int64),
+    }
+    if not layout.symmetric:
+        stored["weight_zero_point"] = np.zeros((out * layout.bits // 32, groups), np.int32)
+    return stored
+
+
+MIXED: dict[str, Any] = {
+    **{**W4, "method": "mixed"},
+    "int8": ["down_proj", {"select": "layers.0.self_attn.*", "expect": 4}],
+}
+SCHEMES: list[dict[str, Any]] = [
+    *(W4, {**W4, "symmetric": True}, {**W4, "group_size": -1}, INT8, {"method": "fp8"}),
+    *(MIXED, {"method": "nvfp4"}, {"method": "mxfp4"}, {"method": "rtn", "bits": 8, "group_size": -1}),
+]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -115,6 +142,24 @@ def test_estimates_are_what_a_checkpoint_of_the_format_measures(tmp_path: Path, 
     assert memory.checkpoint_bytes(facts, scheme).value == facts_of_folder(made).weight_bytes
     estimated = memory.bits_per_weight(facts, scheme).value
     assert memory.measured_bits_per_weight(made, facts, scheme) == pytest.approx(estimated, abs=1e-12)
+
+
+def test_a_mixed_scheme_lies_between_its_two_and_its_figure_names_both(tmp_path: Path) -> None:
+    facts = facts_of_folder(tiny_llama(tmp_path / "m"))
+    mixed = memory.bits_per_weight(facts, MIXED)
+    assert memory.bits_per_weight(facts, W4).value < mixed.value < memory.bits_per_weight(facts, INT8).value
+    for how in (mixed.how, memory.checkpoint_bytes(facts, MIXED).how):
+        assert "W4A16 g32 asymmetric" in how and "INT8 W8A8" in how
+
+
+def test_rotations_cost_a_second_table_where_embeddings_are_tied(tmp_path: Path) -> None:
+    tied = facts_of_folder(tiny_llama(tmp_path / "tied"))
+    own = facts_of_folder(tiny_llama(tmp_path / "own", tie_word_embeddings=False))
+    table = 2 * tied.vocabulary * tied.hidden_size
+    for facts, more in ((tied, table), (own, 0)):
+        plain, rotated = (memory.checkpoint_bytes(facts, {**W4, "method": m}) for m in ("gptq", "spinquant"))
+        assert rotated.value - plain.value == more
+        assert ("two tables of tied embeddings" in rotated.how) == bool(more)
 
 
 def test_weights_that_were_copied_unquantized_measure_16_bits(tmp_path: Path) -> None:

@@ -8,19 +8,26 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from optpipe.backends.quantizers.llmcompressor import (
+from optpipe.backends.quantizers.llmcompressor import read, unmapped, validate
+from optpipe.backends.quantizers.llmcompressor_schemes import (
     SCHEMES,
+    AutoRound,
     Awq,
+    AwqGptq,
     Fp8,
     Gptq,
     Int8,
+    Mixed,
+    Mxfp4,
+    Nvfp4,
+    Rtn,
     Scheme,
     Select,
     SmoothQuant,
-    read,
-    unmapped,
-    validate,
+    SpinQuant,
 )
+from optpipe.gates import bits_of
+from optpipe.model.schemes import DATA_FREE, layout_of
 from optpipe.records import to_json
 
 
@@ -35,6 +42,8 @@ def test_a_method_alone_is_a_valid_scheme_with_every_field_documented(method: st
 @pytest.mark.parametrize("method", sorted(SCHEMES))
 def test_the_recipes_block_reaches_the_worker_unchanged(method: str) -> None:
     block = {"method": method, "ignore": ["lm_head", {"select": "layers.1.*", "expect": 7}]}
+    if method == "mixed":
+        block["int8"] = [{"select": "down_proj", "expect": 30}, "layers.0.*"]
     scheme = TypeAdapter(SCHEMES[method]).validate_python(block)
     assert scheme.ignore == ("lm_head", Select("layers.1.*", 7))
     assert read(json.loads(json.dumps(to_json(dataclasses.asdict(scheme))))) == scheme
@@ -64,6 +73,13 @@ def test_an_unknown_method_is_named_with_the_closest_one() -> None:
         (SmoothQuant(strength=1.5), "strength", "1.5 is not in 0..1"),
         (SmoothQuant(strength=-0.1), "strength", "-0.1 is not in 0..1"),
         (Gptq(dampening=0.0), "dampening", "0.0 is not in 0..1, above 0"),
+        (SpinQuant(dampening=2.0), "dampening", "2.0 is not in 0..1, above 0"),
+        (Rtn(bits=2), "bits", "2 is not 4 or 8"),
+        (Mixed(bits=8), "bits", "8 is not 4"),
+        (Mixed(int8=()), "int8", "names no layer"),
+        (AwqGptq(grid=2), "grid", "2 is under 3"),
+        (AutoRound(iterations=0), "iterations", "0 is under 1"),
+        (AutoRound(batch=0), "batch", "0 is under 1"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_named_with_its_field(scheme: Scheme, place: str, message: str) -> None:
@@ -82,14 +98,25 @@ def test_one_scale_per_channel_and_the_ends_of_strength_are_allowed() -> None:
 
 
 def test_what_plan_asks_of_a_scheme() -> None:
-    assert [cls.needs_calibration for cls in (Gptq, Awq, SmoothQuant, Int8, Fp8)] == [True] * 3 + [False] * 2
+    free = {name for name, one in SCHEMES.items() if not one.needs_calibration}
+    assert free == {"int8", "fp8", "rtn", "mxfp4"}
     assert (Gptq(bits=8).bits, SmoothQuant().bits, Int8().bits, Fp8().bits) == (8, 8, 8, 8)
+    assert (Rtn().bits, Nvfp4().bits, Mxfp4().bits, Mixed().bits) == (8, 4, 4, 4)
+
+
+@pytest.mark.parametrize("method", sorted(SCHEMES))
+def test_the_plans_arithmetic_knows_every_method(method: str) -> None:
+    scheme = SCHEMES[method]()
+    assert layout_of(dataclasses.asdict(scheme)).bits == bits_of(dataclasses.asdict(scheme)) == scheme.bits
+    assert (method in DATA_FREE) == (not scheme.needs_calibration)
 
 
 def test_smoothing_an_architecture_without_a_mapping_is_refused_with_a_way_out() -> None:
     assert unmapped(Awq(), "LlamaForCausalLM") is None
     assert unmapped(SmoothQuant(), "Qwen2ForCausalLM") is None
     assert unmapped(Gptq(), "UnheardOfForCausalLM") is None
+    assert unmapped(AwqGptq(), "Qwen3ForCausalLM") is unmapped(SpinQuant(), "LlamaForCausalLM") is None
+    assert "spinquant on Qwen3ForCausalLM" in str(unmapped(SpinQuant(), "Qwen3ForCausalLM"))
     reason = unmapped(SmoothQuant(), "UnheardOfForCausalLM")
     assert reason is not None
     assert "UnheardOfForCausalLM" in reason

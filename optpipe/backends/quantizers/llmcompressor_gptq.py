@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.quantizers import llmcompressor as options
+from optpipe.backends.quantizers import llmcompressor_schemes as schemes
 from optpipe.worker import Failure
 
 if TYPE_CHECKING:
-    from optpipe.backends.quantizers.llmcompressor_run import Notes
+    from optpipe.backends.quantizers.llmcompressor_calibrate import Notes
 
 LARGEST_DAMPENING = 1.0
 
 
-def modifier(scheme: options.Gptq | options.SmoothQuant, common: dict[str, Any], notes: Notes) -> Any:
+def modifier(scheme: schemes.Rounded, common: dict[str, Any], notes: Notes) -> Any:
     """A GPTQModifier for `scheme`; per-module losses and fallbacks go to `notes`."""
     import torch
     from compressed_tensors.utils.impl_backend import ImplBackend

@@ -1,4 +1,4 @@
-"""What the `quantize` job does inside the toolchain: load, calibrate, save, check. Imports torch lazily."""
+"""What the `quantize` job does inside the toolchain: load, choose, save, check. Imports torch lazily."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import os
 import random
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.quantizers import llmcompressor as options
+from optpipe.backends.quantizers import llmcompressor_schemes as schemes
+from optpipe.backends.quantizers.llmcompressor import unmapped
+from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, calibrate, first_rows, watched
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
 
@@ -39,30 +37,19 @@ COPIED = (
 """What a checkpoint takes from its base byte for byte; the rest is config.json and safetensors."""
 
 
-BATCH_TOKENS = 2048
-"""Tokens of one of AWQ's passes: over fewer, its products of small matrices take a fifth longer."""
-
-
-@dataclass
-class Notes:
-    """What the record tells beside the names: losses per module, and sentences a reader must know."""
-
-    losses: dict[str, float] = field(default_factory=dict)
-    sentences: list[str] = field(default_factory=list)
-
-
-def quantize(scheme: options.Scheme, work: Work) -> Json:
+def quantize(scheme: schemes.Scheme, work: Work) -> Json:
     """Quantize `work.inputs["model"]` by `scheme` into `work.out`; the record of the job."""
     base = work.inputs["model"]
     work.out.mkdir(parents=True, exist_ok=True)
     prepare(work.threads, work.seed)
     model = load(base)
     chosen, skipped = choose(model, scheme)
+    eight = in_int8(scheme, chosen)
     refuse(model, scheme, chosen)
     rows = tokens(scheme, work) if scheme.needs_calibration else None
     notes = Notes()
     with watched(model, scheme, rows, work):
-        calibrate(model, scheme, [*skipped], rows, notes)
+        calibrate(model, scheme, {"ignore": skipped, "int8": eight}, rows, notes)
     save(model, base, work.out)
     file_format = check(work.out, chosen)
     return {
@@ -107,7 +94,7 @@ def load(base: Path) -> Any:
     return model.eval()
 
 
-def choose(model: Any, scheme: options.Scheme) -> tuple[list[str], list[str]]:
+def choose(model: Any, scheme: schemes.Scheme) -> tuple[list[str], list[str]]:
     """Names of the linear modules to quantize, and of those that stay."""
     import torch
 
@@ -122,8 +109,21 @@ def choose(model: Any, scheme: options.Scheme) -> tuple[list[str], list[str]]:
     return chosen, skipped
 
 
-def refuse(model: Any, scheme: options.Scheme, chosen: list[str]) -> None:
-    """Fail before the work: tied heads, architectures without a mapping."""
+def in_int8(scheme: schemes.Scheme, chosen: list[str]) -> list[str]:
+    """Names of the modules that become INT8 where the rest gets fewer bits."""
+    if not isinstance(scheme, schemes.Mixed):
+        return []
+    problems = selector_problems(scheme.int8, chosen, "int8")
+    if problems:
+        raise Failure("; ".join(p.message for p in problems), hint=problems[0].hint)
+    eight = list(matched(scheme.int8, chosen))
+    if len(eight) == len(chosen):
+        raise Failure(f"int8 {list(scheme.int8)} leaves none of {len(chosen)} modules for {scheme.bits} bits")
+    return eight
+
+
+def refuse(model: Any, scheme: schemes.Scheme, chosen: list[str]) -> None:
+    """Fail before the work: tied heads, architectures without a mapping, heads that no rotation fits."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
     named = next((name for name in chosen if model.get_submodule(name) is head), None)
@@ -132,12 +132,18 @@ def refuse(model: Any, scheme: options.Scheme, chosen: list[str]) -> None:
             f"{named} shares its weights with the input embeddings: quantized, the model would grow",
             hint=f"ignore: [{named}]",
         )
-    reason = options.unmapped(scheme, type(model).__name__)
+    reason = unmapped(scheme, type(model).__name__)
+    if isinstance(scheme, schemes.SpinQuant) and not reason:
+        from compressed_tensors.utils import get_head_dim
+
+        size = get_head_dim(model.config)
+        if size & (size - 1):
+            reason = f"spinquant's rotations need a head size that is a power of two, not {size}"
     if reason:
         raise Failure(reason)
 
 
-def tokens(scheme: options.Scheme, work: Work) -> Any:
+def tokens(scheme: schemes.Scheme, work: Work) -> Any:
     """Calibration ids, int64 [rows, length]."""
     import numpy
     import torch
@@ -145,102 +151,7 @@ def tokens(scheme: options.Scheme, work: Work) -> Any:
     if "tokens" not in work.inputs:
         raise Failure("the method needs calibration text and has none", hint="add `calibration:` to the recipe")
     rows = torch.from_numpy(numpy.load(work.inputs["tokens"] / "tokens.npy").astype("int64"))
-    if isinstance(scheme, options.Awq):
-        rows = rows[: max(1, scheme.max_tokens // rows.shape[1])]
-    return rows
-
-
-def calibrate(model: Any, scheme: options.Scheme, ignore: list[str], rows: Any, notes: Notes) -> None:
-    """llm-compressor's own passes over the model, in its order; `model` holds the result."""
-    import llmcompressor
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
-    from torch.utils.data import DataLoader
-
-    from optpipe.backends.quantizers import llmcompressor_gptq
-
-    def passes(modifiers: list[Any], dataset: Any = None, **more: Any) -> None:
-        llmcompressor.oneshot(model=model, recipe=modifiers, dataset=dataset, shuffle_calibration_samples=False, **more)
-
-    count = together(*rows.shape) if isinstance(scheme, options.Awq) else 1
-    data = None if rows is None else DataLoader([{"input_ids": row} for row in rows], batch_size=count)
-    common = {"config_groups": groups(scheme), "ignore": ignore}
-    if isinstance(scheme, options.SmoothQuant):
-        passes([SmoothQuantModifier(smoothing_strength=scheme.strength)], data, pipeline="basic")
-    if by_gptq(scheme):
-        passes([llmcompressor_gptq.modifier(scheme, common, notes)], data)
-    elif isinstance(scheme, options.Awq):
-        unpinned()
-        passes([AWQModifier(n_grid=scheme.grid), QuantizationModifier(**common)], data)
-    else:
-        passes([QuantizationModifier(**common)])
-
-
-def together(rows: int, length: int) -> int:
-    """Rows per forward pass: a divisor of `rows`, so that all passes are alike, up to BATCH_TOKENS tokens."""
-    return max(n for n in range(1, rows + 1) if n == 1 or (rows % n == 0 and n * length <= BATCH_TOKENS))
-
-
-def by_gptq(scheme: options.Scheme) -> TypeGuard[options.Gptq | options.SmoothQuant]:
-    """Whether the weights are rounded by GPTQ, not to nearest."""
-    return isinstance(scheme, options.Gptq) or (isinstance(scheme, options.SmoothQuant) and scheme.weights == "gptq")
-
-
-def groups(scheme: options.Scheme) -> dict[str, Any]:
-    """compressed-tensors' config group of a scheme, spelt out: the presets only know groups of 128."""
-    per_token = {"strategy": "token", "dynamic": True, "symmetric": True}
-    per_channel = {"strategy": "channel", "symmetric": True, "dynamic": False}
-    group: dict[str, Any] = {"targets": ["Linear"]}
-    if isinstance(scheme, options.Fp8):
-        kind = {"num_bits": 8, "type": "float"}
-        group |= {"weights": {**kind, **per_channel}, "input_activations": {**kind, **per_token}}
-    elif isinstance(scheme, (options.SmoothQuant, options.Int8)):
-        kind = {"num_bits": 8, "type": "int"}
-        group |= {"weights": {**kind, **per_channel}, "input_activations": {**kind, **per_token}}
-    else:
-        channel = scheme.group_size == -1
-        size = {"strategy": "channel"} if channel else {"strategy": "group", "group_size": scheme.group_size}
-        weights = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, "dynamic": False}
-        group["weights"] = {**weights, **size}
-    return {"group_0": group}
-
-
-def unpinned() -> None:
-    """AWQ pins its cached activations for a GPU and crashes where there is none."""
-    import torch
-    from llmcompressor.pipelines.cache import IntermediatesCache
-
-    if not torch.accelerator.is_available():
-        IntermediatesCache.pin_memory = lambda self, *names, **more: None
-
-
-@contextmanager
-def watched(model: Any, scheme: options.Scheme, rows: Any, work: Work) -> Iterator[None]:
-    """Progress from the calls of the decoder layers: each row passes each layer a known number of times."""
-    kinds = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in kinds]
-    rounds = 2 if by_gptq(scheme) or isinstance(scheme, options.Awq) else 0
-    rounds += isinstance(scheme, options.SmoothQuant)
-    total = max(1, len(layers) * rounds * (0 if rows is None else len(rows)))
-    done, told = 0, 0.0
-
-    def count(module: Any, args: Any, output: Any) -> None:
-        nonlocal done, told
-        done += (output[0] if isinstance(output, tuple) else output).shape[0]
-        now = time.monotonic()
-        if now - told > 1:
-            told = now
-            work.progress(min(done, total), total, f"{scheme.method}: {len(layers)} layers, {rounds} passes")
-
-    work.progress(0, total, "model loaded")
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    work.progress(done if rounds else total, total, "saving")
+    return first_rows(rows, scheme.max_tokens) if isinstance(scheme, schemes.Awq) else rows
 
 
 def save(model: Any, base: Path, out: Path) -> None:
@@ -290,5 +201,5 @@ def check(out: Path, chosen: list[str]) -> str:
 
 
 def quantized(name: str, kept: dict[str, str]) -> bool:
-    narrow = kept.get(f"{name}.weight_packed") == "I32" or kept.get(f"{name}.weight") in ("I8", "F8_E4M3")
+    narrow = kept.get(f"{name}.weight_packed") in ("I32", "U8") or kept.get(f"{name}.weight") in ("I8", "F8_E4M3")
     return narrow and f"{name}.weight_scale" in kept

@@ -17,8 +17,8 @@ from optpipe.report.summary import throughput, worst_text
 
 WIDTH, HEIGHT = 560.0, 340.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 20.0, 46.0
-LETTER, LINE = 6.4, 15.0
-"""Rough width of a letter and height of a line at 12 px: labels are placed, not measured."""
+LETTER, BOLD, LINE = 6.4, 7.8, 15.0
+"""Rough width of a letter, thin and bold, and height of a line at 12 px: labels are placed, not measured."""
 
 SLO_ORDER = (
     ("ttft_ms", "Time to first token"),
@@ -232,7 +232,8 @@ def _place(points: Sequence[Point], x_of: _scale, y_of: _scale, lines: list[Box]
     marks = []
     for point in sorted(points, key=lambda p: (not p.winner, p.x, p.name)):
         x, y = x_of(point.x), y_of(point.y)
-        label_x, label_y, anchor, box = _spot(x, y, 13 if point.winner else 9, len(point.name) * LETTER, taken)
+        gap, letter = (13, BOLD) if point.winner else (9, LETTER)
+        label_x, label_y, anchor, box = _spot(x, y, gap, len(point.name) * letter, taken)
         taken.append(box)
         low = None if point.low is None else y_of(point.low)
         high = None if point.high is None else y_of(point.high)

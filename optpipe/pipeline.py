@@ -29,6 +29,7 @@ from optpipe.stages.publish import publish
 from optpipe.stages.quantize import calibration_tokens, quantize
 from optpipe.stages.resolve import check_inputs, resolve
 from optpipe.stages.select import decide
+from optpipe.stages.tasks import score_tasks, unscored
 from optpipe.stages.tune import tune
 
 
@@ -71,6 +72,9 @@ def build(run: Run, recipe: Recipe) -> Outcome:
             entry.tuning = tune(run, recipe, facts, base, entry)
 
     while winner := out.selected(run.record("09-select.json", choose(recipe, out))):
+        if todo := unscored(recipe, out):
+            score_tasks(run, recipe, out, todo)
+            continue
         with run.attempt(winner):
             winner.tuning = tune(run, recipe, facts, base, winner)
             checks = shipping_checks(scorer, winner, out.base_of(winner))

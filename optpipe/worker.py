@@ -28,6 +28,10 @@ BODIES = {
     "canary": "optpipe.backends.evaluators.canary",
     "parity": "optpipe.backends.evaluators.parity",
     "served-perplexity": "optpipe.backends.evaluators.served",
+    "task-requests": "optpipe.backends.evaluators.task_requests",
+    "tasks": "optpipe.backends.evaluators.tasks",
+    "tasks-reference": "optpipe.backends.evaluators.tasks_reference",
+    "task-scores": "optpipe.backends.evaluators.task_scores",
     "load": "optpipe.backends.loads.aiperf",
 }
 """The closed table of job kinds; each module has `run(options, work) -> record` and a `REVISION`."""

@@ -13,7 +13,7 @@ from optpipe.backends.engines import vllm_options
 from optpipe.backends.quantizers import llmcompressor
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
-from optpipe.model import sources, texts
+from optpipe.model import sources, tasks, texts
 from optpipe.model.selectors import pattern_of, text_of
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.toolchains import Image, get, known
@@ -112,12 +112,28 @@ def toolchain_problems(recipe: Recipe) -> Iterator[Problem]:
 def source_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
     """Sources that cannot be read as such, or are not there; relative ones below `folder`, then here."""
     yield from raised(partial(sources.parse, recipe.model.source, folder), "model.source")
+    yield from task_problems(recipe, folder)
     named = {f"texts.{name}": text for name, text in recipe.texts.items()}
     if recipe.calibration is not None:
         named["calibration.text"] = recipe.calibration.text
     for key, text in named.items():
         place = f"{key}.source"
         yield from raised(partial(texts.parse_text, text.source, folder), place)
+
+
+def task_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
+    """Task files that are not there, are no task, run code that is not allowed, or bear one name twice."""
+    seen: dict[str, str] = {}
+    for number, name in enumerate(recipe.tasks.names):
+        place = f"tasks.names.{number}"
+        try:
+            task = tasks.read(name, folder, tuple(recipe.tasks.allow), place).name
+        except InputError as error:
+            yield Problem(place, error.message, error.hint)
+            continue
+        if task in seen:
+            yield Problem(place, f"{name!r} is the task {task!r}, as {seen[task]!r} is", "give each a name of its own")
+        seen[task] = name
 
 
 def raised(read: Callable[[], object], place: str) -> Iterator[Problem]:

@@ -85,6 +85,24 @@ class Scoring(Part):
     """Which blocks of a text are taken."""
 
 
+class Tasks(Part):
+    """Tasks of lm-eval's, scored on the engine that serves: for the base and the finalists."""
+
+    names: list[str] = Field(default_factory=list, max_length=100)
+    """Tasks that optpipe ships (arc_easy, hellaswag, ...), or task files of one's own by path; none by default."""
+    documents: int = Field(default=50, ge=2, le=100000)
+    """Documents of each task, spread over all of them."""
+    allowed_drop: float | None = Field(default=None, ge=0, le=100)
+    """Gate: per cent points of accuracy, as the mean over the tasks, that a candidate may lose against the base.
+    Without it tasks are reported and reject nothing."""
+    transformers: bool = False
+    """Score the same requests with transformers too, and say how far the engine is from it."""
+    allow: list[str] = Field(default_factory=list)
+    """Digests of task files that may run their code (`!function`); the refusal names them."""
+    seed: Seed = 1
+    """Which documents are taken."""
+
+
 class Tune(Part):
     """The search over engine settings that do not change the model's numbers."""
 
@@ -128,6 +146,8 @@ class Recipe(Part):
     """What quality is judged on, by name."""
     scoring: Scoring = Scoring()
     """How much of each text, in which blocks."""
+    tasks: Tasks = Tasks()
+    """Tasks that the base and the finalists are scored on."""
     gates: GateSettings = Field(default_factory=GateSettings)
     """The limits that a candidate must stay inside."""
     load: Load

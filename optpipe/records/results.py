@@ -49,6 +49,32 @@ class TextQuality:
 
 
 @dataclass(frozen=True)
+class TaskQuality:
+    """One candidate on the items of one task, paired with the base on the same items."""
+
+    task: str
+    version: str
+    metric: str
+    """What says right or wrong, e.g. acc_norm."""
+    accuracy: Measured
+    items: tuple[int, ...]
+    """Numbers of the documents that were asked."""
+    correct: tuple[int, ...]
+    """1 or 0 for each of them."""
+    base_accuracy: float | None = None
+    change_points: Measured | None = None
+    """Accuracy less the base's, in per cent points, from the paired items; None where there is nothing to pair."""
+    lost: tuple[int, ...] = ()
+    """Items that only the base has right."""
+    won: tuple[int, ...] = ()
+    """Items that only this candidate has right."""
+    p_different: float | None = None
+    """Exact McNemar over lost and won: small where the two differ; it does not say by how much."""
+    figures: Json = field(default_factory=dict)
+    """lm-eval's own figures by metric."""
+
+
+@dataclass(frozen=True)
 class Check:
     """One verdict: `status` with the value, the limit and a sentence that a person can act on."""
 
@@ -71,7 +97,9 @@ class Evaluation:
     jobs: tuple[str, ...] = ()
     failure: str | None = None
     details: Json = field(default_factory=dict)
-    """Records of the canary and of the agreement with transformers."""
+    """Records of the canary and of the agreement with transformers; which harness scored the tasks, or why not."""
+    tasks: tuple[TaskQuality, ...] = ()
+    """Tasks on the engine that serves; only of the base and of finalists, where the recipe names any."""
 
 
 @dataclass(frozen=True)

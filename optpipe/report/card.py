@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optpipe.records import Json
-from optpipe.report import figures, words
+from optpipe.report import figures, tasks, words
 from optpipe.report.data import ReportData, Row, rows
 from optpipe.report.markdown import cell, grid, latency
 from optpipe.report.summary import goodput, summarize, throughput
@@ -34,6 +34,7 @@ def model_card(data: ReportData, facts: CardFacts) -> str:
         "## Measured",
         "Value, 95 % interval, n. Quality is paired with the base model on the same tokens.",
         quality(winner),
+        on_tasks(winner),
         serving(winner),
         *latency([winner]),
         f"{words.load(data)}. {words.slo(data)}.",
@@ -96,6 +97,12 @@ def quality(row: Row) -> str:
         for text in row.evaluation.texts
     ]
     return grid(header, lines)
+
+
+def on_tasks(row: Row) -> str:
+    """Accuracy on tasks, where any were scored."""
+    told = [(one.task, one.accuracy, one.change, one.flips) for one in tasks.lines([row])]
+    return grid(tasks.HEADER[1:5], told) if told else ""
 
 
 def serving(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optpipe.report import figures, words
+from optpipe.report import figures, tasks, words
 from optpipe.report.data import ReportData, Row, rows
 from optpipe.report.summary import goodput, summarize, throughput, worst_text
 
@@ -18,6 +18,7 @@ def markdown(data: ReportData) -> str:
         "\n".join(f"- **{tile.label} {tile.value}** ({tile.detail})" for tile in top.tiles),
         "\n".join(f"> - {cell(note)}" for note in words.notes(data)),
         candidates(rows(data)),
+        *scored(rows(data)),
         *latency(rows(data)),
         *tuning(rows(data)),
         *(cell(f"Champion {words.champion(found)}") for found in data.challenges if found.checks),
@@ -48,6 +49,15 @@ def _candidate(row: Row) -> tuple[str, ...]:
         figures.whole(goodput(row)) + (" tuned" if row.tuning else "") if row.serving else "",
         "; ".join(row.reasons),
     )
+
+
+def scored(table: Sequence[Row]) -> list[str]:
+    """Tasks, item by item against the base, where any were scored; and why one was not."""
+    told = [
+        (f"**{x.candidate}**" if x.winner else x.candidate, x.task, x.accuracy, x.change, x.flips, x.engine)
+        for x in tasks.lines(table)
+    ]
+    return ([grid(tasks.HEADER, told)] if told else []) + [f"> {cell(text)}" for text in tasks.failures(table)]
 
 
 def latency(table: Sequence[Row]) -> list[str]:

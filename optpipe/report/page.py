@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.records import Check
-from optpipe.report import figures, plots, summary, words
+from optpipe.report import figures, plots, summary, tasks, words
 from optpipe.report.data import ReportData, Row, rows
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ def html(data: ReportData) -> str:
             summary=summary.summarize(data),
             plots=[plot for plot in pictures if plot],
             notes=words.notes(data),
+            tasks=tasks.lines(table),
+            task_header=tasks.HEADER,
+            task_failures=tasks.failures(table),
             checked=checked(table, data),
             made=made(table),
             setup=words.setup(data),

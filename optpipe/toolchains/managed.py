@@ -30,10 +30,11 @@ ROLES = {
     "quantize": {"cpu": "quantize-cpu", "cuda": "quantize-cuda"},
     "vllm": {"cpu": "vllm-cpu", "cuda": "vllm-cuda"},
     "load": {"cpu": "load", "cuda": "load"},
+    "tasks": {"cpu": "tasks", "cuda": "tasks"},
 }
 """What jobs and engines ask for, and the lock that answers on each kind of machine."""
 
-SIZES = {"quantize-cpu": 1.6, "quantize-cuda": 8.0, "vllm-cpu": 2.4, "vllm-cuda": 12.0, "load": 1.3}
+SIZES = {"quantize-cpu": 1.6, "quantize-cuda": 8.0, "vllm-cpu": 2.4, "vllm-cuda": 12.0, "load": 1.3, "tasks": 1.0}
 """GB on disk once installed, for the check before; those of the CUDA locks are estimates."""
 
 

@@ -106,7 +106,7 @@ class Place:
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         toolchain = {"kind": "interpreter", "python": str(self.root / "bin" / "python")}
-        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load"), toolchain)}
+        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain)}
         (self.root / "recipe.yaml").write_text(json.dumps(self.recipe | chains))
         argv = [sys.executable, "-m", "optpipe", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

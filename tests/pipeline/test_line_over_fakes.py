@@ -47,6 +47,7 @@ def test_json_has_the_documented_shape(built: Built) -> None:
 
 def check_candidate(candidate: dict[str, object]) -> None:
     keys = "status reasons model_digest bytes bits_per_weight perplexity kl_divergence top1_agreement"
+    keys += " tasks"
     assert set(candidate) == {*keys.split(), "output_tokens_per_s", "goodput_per_s", "ttft_ms", "tpot_ms", "e2e_ms"}
     assert str(candidate["model_digest"]).startswith("sha256:") and isinstance(candidate["reasons"], list)
     keys = "value change_pct ci95_pct n_tokens n_units"

@@ -1,6 +1,4 @@
-"""The methods of llm-compressor: one frozen dataclass each is the recipe's block, its documentation and what the
-worker gets. Standard library only.
-"""
+"""The methods of llm-compressor: each class is the recipe's block, its documentation and what the worker gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed checkpoints: selectors that cannot be meant, and what the real engine makes of good ones."""
+"""What the real engine makes of checkpoints that are more than one plain scheme, and selectors that cannot be meant."""
 
 from __future__ import annotations
 
@@ -19,28 +19,33 @@ from tests.real.test_engine_vllm_real import CPU, executor
 
 pytestmark = pytest.mark.real
 
-MIXED: dict[str, Any] = {
-    **{"method": "mixed", "group_size": 64, "symmetric": False},
-    "int8": ["down_proj", "layers.0.self_attn.*"],
+SERVED: dict[str, dict[str, Any]] = {
+    "mixed": {
+        **{"method": "mixed", "group_size": 64, "symmetric": False},
+        "int8": ["down_proj", "layers.0.self_attn.*"],
+    },
+    "autoround": {"method": "autoround", "group_size": 64, "iterations": 3, "batch": 2},
+    "spinquant": {"method": "spinquant", "group_size": 64, "symmetric": False},
 }
 
 
-def test_a_mixed_checkpoint_is_served_as_transformers_computes_it(cut3: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", sorted(SERVED))
+def test_a_checkpoint_is_served_as_transformers_computes_it(method: str, cut3: Path, tmp_path: Path) -> None:
     text = tmp_path / "topics.jsonl"
     topics = [json.dumps({"text": topic}) for _, topic in sorted(pydoc_data.topics.topics.items())]
     text.write_text("\n".join(topics) + "\n", encoding="utf-8")
     options = {"length": 128, "first_row": 0, "rows": 4, "template": False, "min_rows": 4}
     run_body("tokens", tmp_path / "tokens", {"model": cut3, "text": text}, options)
     tokens = tmp_path / "tokens" / "files"
-    record = run_body("quantize", tmp_path / "quantize", {"model": cut3, "tokens": tokens}, MIXED)
-    assert (record["format"], record["count"]) == ("mixed-precision", 21)
+    record = run_body("quantize", tmp_path / "quantize", {"model": cut3, "tokens": tokens}, SERVED[method])
+    assert record["count"] == 21
     model = tmp_path / "quantize" / "files"
     run_body("score", tmp_path / "score", {"model": model, "tokens": tokens})
     target = Vllm(max_model_len=129, kv_cache_memory_bytes=64 << 20, enforce_eager=True)
     spec = vllm.spec(
-        "mixed@vllm",
+        f"{method}@vllm",
         target,
-        Artifact(model, "sha256:mixed"),
+        Artifact(model, f"sha256:{method}"),
         {"max_num_seqs": 4, "enable_prefix_caching": False},
         CPU,
     )
@@ -50,7 +55,7 @@ def test_a_mixed_checkpoint_is_served_as_transformers_computes_it(cut3: Path, tm
     }
     with executor(tmp_path).session(spec) as session:
         found = session.run(Job("parity", "parity", "core", {"rows": 2}, inputs)).record
-    assert found["mean_abs"] < resolve().parity_mean_ceiling, "0.109 seen: rounded activations, and a cut's wide logits"
+    assert found["mean_abs"] < resolve().parity_mean_ceiling, "mixed 0.11: rounded activations, a cut's wide logits"
     assert found["n_tokens"] > 200
 
 

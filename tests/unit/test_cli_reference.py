@@ -73,7 +73,8 @@ def test_a_started_recipe_plans_once_two_lines_are_filled_in(tmp_path: Path) -> 
     check_refusal(wrong, tmp_path, "model.source: 'path/to/model'", "calibration.text.source: 'calibration.jsonl'")
 
     models.tiny_llama(tmp_path / "mine", hidden=128)
-    (tmp_path / "prompts.jsonl").write_text('{"text": "What is the capital of France?"}\n', encoding="utf-8")
+    prompts = '{"text": "What is the capital of France?"}\n' * 10_000
+    (tmp_path / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     filled = text.replace('"path/to/model"', "mine").replace("calibration.jsonl", "prompts.jsonl")
     assert sum(a != b for a, b in zip(text.splitlines(), filled.splitlines(), strict=True)) == 2
     path.write_text(filled, encoding="utf-8")

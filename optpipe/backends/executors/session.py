@@ -34,7 +34,7 @@ class EngineSession:
 
     @property
     def started(self) -> bool:
-        """Whether an engine is there: started by this session, or found parked."""
+        """Whether an engine is there, started here or found parked."""
         return self._running is not None
 
     @property

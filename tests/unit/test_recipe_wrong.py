@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a checkpoint called base": ("int8: {method", "base: {method", ("checkpoints.base", "choose another name")),
     "no texts": ("texts:\n  wiki", "publish_base: true\nold_texts:\n  wiki", ("old_texts", "'texts' is missing")),
     "empty texts": ("texts:\n", "texts: {}\nslo2:\n", ("texts", "a mapping", "at least one")),
-    "unknown objective": ("tune: {trials: 4, finalists: 2}", "select: {objective: goodputt}", ("did you mean 'goodput'",)),
+    "unknown objective": (", finalists: 2}", "}\nselect: {objective: goodputt}", ("did you mean 'goodput'",)),
     "scored and calibrated": (", part: score}", "}", ("texts.wiki", WIKI, "part: score")),
     "extends itself": ("version: 1", "version: 1\nextends: recipe.yaml", ("'recipe.yaml' leads back",)),
     "extends nothing": ("version: 1", "version: 1\nextends: demmo.yaml", ("'demmo.yaml' is not there",)),

@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 
 setup: $(VENV)/.ready  ## make .venv with the optpipe command
 
-demo: setup      ## build recipes/demo.yaml: a real model through the whole line (under half an hour)
+demo: setup      ## build recipes/demo.yaml: a real model through the whole line (a quarter of an hour on two cores)
 	$(BIN)/optpipe build recipes/demo.yaml
 
 test: setup      ## core tests and one real line (the toolchains are installed on first use)

@@ -12,7 +12,7 @@ from optpipe.model.memory import measured_bits_per_weight, quantize_memory, tail
 from optpipe.model.schemes import selected
 from optpipe.model.texts import check_rows
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Artifact, Candidate, CandidatePlan, Checkpoint, Job, Json, ModelFacts, Needs
+from optpipe.records import Artifact, Candidate, CandidatePlan, Checkpoint, Job, JobResult, Json, ModelFacts, Needs
 from optpipe.run import Run
 from optpipe.rundir import folder_bytes
 
@@ -53,19 +53,7 @@ def quantize(
             seed=recipe.seed,
         )
     )
-
-    def sizes(files: Path) -> Json:
-        run.executor.present(done.files)
-        bits = measured_bits_per_weight(files, facts, scheme)
-        return {"bytes": folder_bytes(files), "bits_per_weight": bits, "not_finite": not_finite(files)}
-
-    def coverage(files: Path) -> Json:
-        run.executor.present(done.files)
-        asked, found = [name for name, _, _ in selected(facts, scheme)], with_scales(files)
-        return {"asked": len(asked), "left": [name for name in asked if tail(name) not in found]}
-
-    size = run.folder.store.derived(done.key, "sizes", sizes)
-    layers = run.folder.store.derived(done.key, "coverage", coverage)
+    size, layers = looked_at(run, facts, scheme, done)
     checkpoint = Checkpoint(
         name=candidate.checkpoint,
         path=done.files.path,
@@ -79,6 +67,23 @@ def quantize(
         details={**done.record, "not_finite": size["not_finite"], **layers},
     )
     return run.record(f"04-quantize/{candidate.checkpoint}/record.json", checkpoint)
+
+
+def looked_at(run: Run, facts: ModelFacts, scheme: Json, done: JobResult) -> tuple[Json, Json]:
+    """What the files themselves say, kept beside the job: {bytes, bits_per_weight, not_finite}, {asked, left}."""
+
+    def sizes(files: Path) -> Json:
+        run.executor.present(done.files)
+        bits = measured_bits_per_weight(files, facts, scheme)
+        return {"bytes": folder_bytes(files), "bits_per_weight": bits, "not_finite": not_finite(files)}
+
+    def coverage(files: Path) -> Json:
+        run.executor.present(done.files)
+        asked, found = [name for name, _, _ in selected(facts, scheme)], with_scales(files)
+        return {"asked": len(asked), "left": [name for name in asked if tail(name) not in found]}
+
+    store = run.folder.store
+    return store.derived(done.key, "sizes", sizes), store.derived(done.key, "coverage", coverage)
 
 
 def not_finite(folder: Path) -> list[str]:

@@ -24,6 +24,7 @@ class Contender:
     drift: Measured | None
     goodput: Measured | None
     objective: Measured | None
+    tuned: bool = False
 
     @property
     def is_base(self) -> bool:
@@ -120,7 +121,8 @@ def contender(
         figure = goodput
     if status == "passed" and figure is None:
         status, reasons = "inconclusive", (f"its {objective} was not measured",)
-    return Contender(evaluation.candidate, status, reasons, size, drift, goodput, figure)
+    tuned = tuning is not None and objective != "bytes"
+    return Contender(evaluation.candidate, status, reasons, size, drift, goodput, figure, tuned)
 
 
 def standing(evaluation: Evaluation, serving: Serving | None) -> tuple[Status, tuple[str, ...]]:
@@ -213,7 +215,12 @@ def rank(c: Contender, winner: Contender | None, objective: str, pareto: bool) -
 
 
 def behind(c: Contender, winner: Contender, objective: str) -> str:
-    """Why a candidate that passed lost to the winner."""
+    """Why a candidate that passed lost to the winner, and where the two were not measured alike."""
+    unlike = "; the winner's figure is tuned, this one is not: it was no finalist"
+    return compared(c, winner, objective) + (unlike if winner.tuned and not c.tuned else "")
+
+
+def compared(c: Contender, winner: Contender, objective: str) -> str:
     word = {"goodput": "slower", "cost": "dearer", "bytes": "larger"}[objective]
     assert c.objective is not None and winner.objective is not None
     gap = stats.difference_of(winner.objective, c.objective)

@@ -168,6 +168,10 @@ def test_tuned_figures_count_where_a_candidate_was_tuned() -> None:
     servings = [serving("base@vllm", 2.0, 0.1), serving("w4@vllm", 1.0, 0.1)]
     chosen = select("goodput", [evaluation(s.candidate) for s in servings], servings, [tuning], SIZES)
     assert chosen.winner == "w4@vllm"
+    assert "the winner's figure is tuned, this one is not" in reason_of(chosen, "base@vllm")
+    both = [tuning, replace(tuning, candidate="base@vllm", config={}, tuned_goodput=figure(2.0, 0.1))]
+    alike = select("goodput", [evaluation(s.candidate) for s in servings], servings, both, SIZES)
+    assert reason_of(alike, "base@vllm").startswith("slower than") and "tuned" not in reason_of(alike, "base@vllm")
 
 
 def test_nobody_inside_the_slo_is_said() -> None:

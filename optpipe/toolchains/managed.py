@@ -31,10 +31,19 @@ ROLES = {
     "vllm": {"cpu": "vllm-cpu", "cuda": "vllm-cuda"},
     "load": {"cpu": "load", "cuda": "load"},
     "tasks": {"cpu": "tasks", "cuda": "tasks"},
+    "legacy": {"cpu": "legacy-cpu", "cuda": "legacy-cpu"},
 }
 """What jobs and engines ask for, and the lock that answers on each kind of machine."""
 
-SIZES = {"quantize-cpu": 1.6, "quantize-cuda": 8.0, "vllm-cpu": 2.4, "vllm-cuda": 12.0, "load": 1.3, "tasks": 1.0}
+SIZES = {
+    "quantize-cpu": 1.6,
+    "quantize-cuda": 8.0,
+    "vllm-cpu": 2.4,
+    "vllm-cuda": 12.0,
+    "load": 1.3,
+    "tasks": 1.0,
+    "legacy-cpu": 1.6,
+}
 """GB on disk once installed, for the check before; those of the CUDA locks are estimates."""
 
 

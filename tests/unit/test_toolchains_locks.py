@@ -10,7 +10,7 @@ from optpipe.toolchains import known, managed
 from optpipe.toolchains.lock import fits, lines_of, pins
 from optpipe.toolchains.managed import LOCKS
 
-NAMES = ("load", "quantize-cpu", "quantize-cuda", "tasks", "vllm-cpu", "vllm-cuda")
+NAMES = ("legacy-cpu", "load", "quantize-cpu", "quantize-cuda", "tasks", "vllm-cpu", "vllm-cuda")
 PIN = r"[a-z0-9][a-z0-9.-]*==[0-9][0-9a-zA-Z.+!]*( ; [a-zA-Z_0-9 '=<>!.()*]+)?"
 LINE = re.compile(PIN + r"( \\)?|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -37,7 +37,7 @@ def test_everything_but_the_cpu_torch_has_a_hash(name: str) -> None:
     assert [line.split("==")[0] for line in bare] == (["torch"] if name.endswith("-cpu") else [])
 
 
-@pytest.mark.parametrize("name", ["load", "quantize-cpu", "tasks", "vllm-cpu"])
+@pytest.mark.parametrize("name", ["legacy-cpu", "load", "quantize-cpu", "tasks", "vllm-cpu"])
 def test_cpu_locks_bring_no_cuda(name: str) -> None:
     heavy = [pin for pin in pins(text_of(name)) if re.match(r"(nvidia-c|cuda-|triton)", pin)]
     assert heavy == []
@@ -48,12 +48,13 @@ def test_torch_is_where_it_belongs() -> None:
     assert managed.pinned(text_of("tasks"), "torch") is None
     assert managed.pinned(text_of("quantize-cpu"), "torch") == "2.13.0+cpu"
     assert managed.pinned(text_of("vllm-cpu"), "torch") == "2.13.0+cpu"
+    assert managed.pinned(text_of("legacy-cpu"), "torch") == "2.13.0+cpu"
     assert "+" not in (managed.pinned(text_of("vllm-cuda"), "torch") or "+")
 
 
 def test_roles_name_locks_that_are_there() -> None:
     assert {lock for locks in managed.ROLES.values() for lock in locks.values()} == set(NAMES) == set(managed.SIZES)
-    assert {"core", "quantize", "vllm", "load", "tasks"} <= set(known())
+    assert {"core", "quantize", "vllm", "load", "tasks", "legacy"} <= set(known())
 
 
 @pytest.mark.parametrize(

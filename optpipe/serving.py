@@ -12,6 +12,7 @@ from optpipe.backends.engines import vllm
 from optpipe.backends.executors.local import EngineSession
 from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load
+from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
@@ -28,9 +29,14 @@ def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Engin
 
 
 def toolchains(run: Run, recipe: Recipe) -> tuple[str, ...]:
-    """Every toolchain that the line needs on this machine: quantizers, engines, load generator, lm-eval."""
+    """Every toolchain that the line needs on this machine: quantizers, engines, load generator, lm-eval.
+
+    Tokens and scores are made in `quantize`, whoever quantizes.
+    """
+    libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()}
     engines = {vllm.toolchain(run.hardware) for _ in recipe.targets}
-    return ("quantize", *sorted(engines), "load", *(("tasks",) if recipe.tasks.names else ()))
+    tasks = ("tasks",) if recipe.tasks.names else ()
+    return ("quantize", *sorted(libraries - {"quantize"}), *sorted(engines), "load", *tasks)
 
 
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:

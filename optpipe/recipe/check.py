@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from optpipe.backends.engines import vllm_options
-from optpipe.backends.quantizers import llmcompressor
+from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
 from optpipe.model import sources, tasks, texts
@@ -45,7 +45,7 @@ def checkpoint_problems(recipe: Recipe) -> Iterator[Problem]:
     if "base" in recipe.checkpoints:
         yield Problem("checkpoints.base", "'base' is the unquantized model itself", "choose another name")
     for name, scheme in recipe.checkpoints.items():
-        for found in llmcompressor.validate(scheme):
+        for found in LIBRARIES[scheme.library].validate(scheme):
             yield Problem(f"checkpoints.{name}.{found.place}", found.message, found.hint)
         for key in ("ignore", "int8"):
             for number, selector in enumerate(getattr(scheme, key, ())):

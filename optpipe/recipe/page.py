@@ -44,10 +44,12 @@ def section(name: str, node: Schema, schema: Schema) -> str:
 
 def tag_of(node: Schema) -> tuple[str, str] | None:
     """(key, value) that tells a block from the others of its union, e.g. ("method", "gptq")."""
+    keys = node.get("properties", {})
     for key in ("method", "engine", "registry", "kind"):
-        value = node.get("properties", {}).get(key, {})
+        value = keys.get(key, {})
         if "const" in value:
-            return key, str(value["const"])
+            by = f" by {keys['library']['const']}" if "library" in node.get("required", []) else ""
+            return key, str(value["const"]) + by
     return None
 
 

@@ -90,11 +90,15 @@ def problem_of(tree: Node, error: ErrorDetails) -> Problem:
 
 
 def tag_problem(place: str, error: ErrorDetails, known: list[str]) -> Problem:
+    """A union's key that is missing or not known; a function that tells is named after the key that it reads."""
     context = error.get("ctx", {})
-    field = str(context.get("discriminator", "")).strip("'")
+    field = str(context.get("discriminator", "")).strip("'").removesuffix("()")
     if "tag" not in context:
         return Problem(place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}")
-    return Problem(place, f"{field}: {context['tag']!r} is not known", did_you_mean(str(context["tag"]), known))
+    known = known or [tag.strip().strip("'") for tag in str(context["expected_tags"]).split(",")]
+    hint = did_you_mean(str(context["tag"]), known)
+    every = "" if hint.startswith("known") else f" known: {', '.join(known)}"
+    return Problem(place, f"{field}: {context['tag']!r} is not known", hint + every)
 
 
 def hint_of(error: ErrorDetails, value: Node, loc: Keys) -> str:

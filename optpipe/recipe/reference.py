@@ -42,11 +42,19 @@ def leaves(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]
     return [leaf for branch in branches for leaf in leaves(schema, branch)] if branches else [node]
 
 
+def has_tag(schema: dict[str, Any], branch: dict[str, Any], tag: str | int) -> bool:
+    """Whether a branch is what a function's tag stands for: all that is in it has that constant in one key."""
+    each = ({p.get("const") for p in leaf.get("properties", {}).values()} for leaf in leaves(schema, branch))
+    return set.intersection(*each) >= {tag}
+
+
 def step_into(schema: dict[str, Any], node: dict[str, Any], step: str | int) -> list[dict[str, Any]]:
     """The sub-schemas that `step` leads to: a property, a list item, a named entry, or a union's tag."""
     mapping = node.get("discriminator", {}).get("mapping", {})
     if step in mapping:
         return leaves(schema, {"$ref": mapping[step]})
+    if tagged := [branch for branch in node.get("oneOf", []) if has_tag(schema, branch, step)]:
+        return tagged
     found = []
     for leaf in leaves(schema, node):
         if isinstance(step, int):

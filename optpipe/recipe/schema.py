@@ -6,13 +6,14 @@ validated here as they are: one class is the YAML's fields, their validation and
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.loads.load import Load, Slo
 from optpipe.backends.quantizers import llmcompressor_schemes
+from optpipe.backends.quantizers.libraries import DEFAULT
 from optpipe.backends.registries.folder import Folder
 from optpipe.gates import GateSettings
 from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
@@ -20,7 +21,21 @@ from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Scheme = Annotated[llmcompressor_schemes.Scheme, Field(discriminator="method")]
+
+
+def library(block: Any) -> str:
+    """The library that a checkpoint's block names, llm-compressor where it names none."""
+    if isinstance(block, dict):
+        return str(block.get("library", DEFAULT))
+    return str(getattr(block, "library", DEFAULT))
+
+
+Scheme = Annotated[
+    Annotated[llmcompressor_schemes.Scheme, Field(discriminator="method"), Tag("llmcompressor")],
+    Discriminator(library),
+]
+"""One line for each library, with its tag; its methods are told apart by `method`."""
+
 Target = Annotated[Vllm, Field()]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
 Registry = Annotated[Folder, Field()]

@@ -39,7 +39,8 @@ def load_told(found: LoadFigures) -> str:
 def notes(data: ReportData) -> list[str]:
     """What a reader must know wherever the figures are used."""
     found = data.checkpoints[0].details.get("notes", ()) if data.checkpoints else ()
-    return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings, *found)))
+    of_plan = (f"{planned.candidate.name}: {note}" for planned in data.plan.feasible for note in planned.notes)
+    return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings, *found, *of_plan)))
 
 
 def load(data: ReportData) -> str:

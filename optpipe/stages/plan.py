@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optpipe.backends.engines import vllm
-from optpipe.backends.quantizers import llmcompressor
+from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import memory, roofline
 from optpipe.model.compat import Case, Finding, feasibility, findings
@@ -110,7 +110,8 @@ def backend_findings(
     """What the backends themselves know of a candidate; whether a compiler is there only of this machine."""
     if scheme := recipe.checkpoints.get(candidate.checkpoint):
         what = f"{scheme.method} on {facts.architecture}"
-        yield told("method on architecture", what, llmcompressor.unmapped(scheme, facts.architecture), "method: gptq")
+        reason = LIBRARIES[scheme.library].unmapped(scheme, facts.architecture)
+        yield told("method on architecture", what, reason, "method: gptq")
     target = recipe.targets[candidate.target]
     if target.enforce_eager is False and hardware.name == HERE:
         reason = vllm.compiler_missing(target, hardware)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.model.finite import nonfinite
 from optpipe.model.folder import headers, tensors_of_folder, weight_files
 from optpipe.model.linears import split_name
@@ -41,11 +42,12 @@ def quantize(
         memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)
         needs = Needs(cpus=recipe.threads, gpus=gpus, memory_bytes=int(memory.value))
     title = f"{candidate.checkpoint}: quantize"
+    library = LIBRARIES[recipe.checkpoints[candidate.checkpoint].library]
     done = run.executor.run(
         Job(
-            "quantize",
+            library.JOB,
             title,
-            "quantize",
+            library.TOOLCHAIN,
             scheme,
             inputs,
             needs=needs,

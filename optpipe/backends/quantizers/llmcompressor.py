@@ -18,6 +18,9 @@ from optpipe.records import Json
 if TYPE_CHECKING:
     from optpipe.worker import Work
 
+JOB, TOOLCHAIN = "quantize", "quantize"
+"""The kind of its jobs in `worker.BODIES`, and the toolchain that they run in."""
+
 REVISION = 2
 """Raised when results of this file or of a `llmcompressor_*.py` beside it change."""
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optpipe.backends.quantizers.llmcompressor import MAPPED, read
+from optpipe.backends.quantizers.llmcompressor import MAPPED
+from optpipe.backends.quantizers.llmcompressor_schemes import SCHEMES
+from optpipe.backends.quantizers.scheme import read
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.memory import bits_per_weight, measured_bits_per_weight
 from optpipe.model.schemes import DATA_FREE, linear_bytes, parts, weight_bytes
@@ -102,7 +104,7 @@ def test_a_method_quantizes_every_layer_and_stays_close_to_its_base(
     assert [line["done"] for line in told] == sorted(line["done"] for line in told)
     assert told[-1]["done"] == told[-1]["total"]
 
-    check_sizes(cut3, files, asdict(read(options)))
+    check_sizes(cut3, files, asdict(read(options, SCHEMES)))
 
     inputs = {"model": files, "tokens": texts["score"], "base": base_score}
     units = run_body("score", tmp_path / "score", inputs)["units"]

@@ -8,7 +8,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from optpipe.backends.quantizers.llmcompressor import read, unmapped, validate
+from optpipe.backends.quantizers.llmcompressor import unmapped, validate
 from optpipe.backends.quantizers.llmcompressor_schemes import (
     SCHEMES,
     AutoRound,
@@ -22,10 +22,10 @@ from optpipe.backends.quantizers.llmcompressor_schemes import (
     Nvfp4,
     Rtn,
     Scheme,
-    Select,
     SmoothQuant,
     SpinQuant,
 )
+from optpipe.backends.quantizers.scheme import Select, read
 from optpipe.gates import bits_of
 from optpipe.model.schemes import DATA_FREE, layout_of
 from optpipe.records import to_json
@@ -46,7 +46,7 @@ def test_the_recipes_block_reaches_the_worker_unchanged(method: str) -> None:
         block["int8"] = [{"select": "down_proj", "expect": 30}, "layers.0.*"]
     scheme = TypeAdapter(SCHEMES[method]).validate_python(block)
     assert scheme.ignore == ("lm_head", Select("layers.1.*", 7))
-    assert read(json.loads(json.dumps(to_json(dataclasses.asdict(scheme))))) == scheme
+    assert read(json.loads(json.dumps(to_json(dataclasses.asdict(scheme)))), SCHEMES) == scheme
 
 
 @pytest.mark.parametrize("key", ["group_sizes", "bit", "simmetric"])
@@ -57,7 +57,7 @@ def test_an_unknown_key_is_an_error(key: str) -> None:
 
 def test_an_unknown_method_is_named_with_the_closest_one() -> None:
     with pytest.raises(ValueError, match=r"'gtpq' is not known; did you mean 'gptq'"):
-        read({"method": "gtpq"})
+        read({"method": "gtpq"}, SCHEMES)
 
 
 @pytest.mark.parametrize(

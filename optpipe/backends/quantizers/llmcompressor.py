@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from optpipe.backends.quantizers import llmcompressor_schemes as schemes
-from optpipe.backends.quantizers.llmcompressor_schemes import OUTPUT_HEAD, SCHEMES, Scheme, Select
-from optpipe.errors import Problem, did_you_mean
+from optpipe.backends.quantizers.llmcompressor_schemes import SCHEMES, Scheme
+from optpipe.backends.quantizers.scheme import read
+from optpipe.errors import Problem
 from optpipe.records import Json
 
 if TYPE_CHECKING:
@@ -40,22 +41,6 @@ MAPPED = {
     "spinquant": ("Llama",),
 }
 """The `...ForCausalLM` families for which llm-compressor 0.14 knows which layer feeds which."""
-
-
-def read(options: Json) -> Scheme:
-    """The scheme in a job's options (plain JSON of one of the dataclasses)."""
-    method = options.get("method")
-    if method not in SCHEMES:
-        raise ValueError(f"method: {method!r} is not known; {did_you_mean(str(method), list(SCHEMES))}")
-    values: Json = {"ignore": OUTPUT_HEAD, **options}
-    for key in ("ignore", "int8"):
-        if key in values:
-            values[key] = tuple(selector(value) for value in values[key])
-    return SCHEMES[method](**values)
-
-
-def selector(value: str | Json) -> str | Select:
-    return Select(**value) if isinstance(value, dict) else value
 
 
 def validate(scheme: Scheme) -> tuple[Problem, ...]:
@@ -104,5 +89,5 @@ def run(options: Json, work: Work) -> Json:
     """The `quantize` job: `inputs` model and, where needed, tokens -> a checkpoint folder and its record."""
     from optpipe.backends.quantizers import llmcompressor_run
 
-    scheme = read(options)
+    scheme = read(options, SCHEMES)
     return {**llmcompressor_run.quantize(scheme, work), "scheme": dataclasses.asdict(scheme)}

@@ -5,22 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, Select
 from optpipe.records import Json
-
-CONFIG: Json = {"extra": "forbid", "use_attribute_docstrings": True}
-OUTPUT_HEAD = ("lm_head",)
-
-
-@dataclass(frozen=True)
-class Select:
-    """A selector of modules that says how many it must match."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-
-    select: str
-    """Whole dotted segments, `*` being any part of one (`layers.1.*` is not layers.10); or `re:...`."""
-    expect: int | None = None
-    """How many modules must match; another number is an error."""
 
 
 @dataclass(frozen=True)

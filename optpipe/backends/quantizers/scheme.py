@@ -1,0 +1,45 @@
+"""What the schemes of all libraries have in common. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from optpipe.errors import did_you_mean
+from optpipe.records import Json
+
+Scheme = TypeVar("Scheme")
+
+CONFIG: Json = {"extra": "forbid", "use_attribute_docstrings": True}
+"""`__pydantic_config__` of every scheme: unknown keys fail, the text under a field is its documentation."""
+OUTPUT_HEAD = ("lm_head",)
+"""What stays in bf16 by default."""
+
+
+@dataclass(frozen=True)
+class Select:
+    """A selector of modules that says how many it must match."""
+
+    __pydantic_config__: ClassVar[Json] = CONFIG
+
+    select: str
+    """Whole dotted segments, `*` being any part of one (`layers.1.*` is not layers.10); or `re:...`."""
+    expect: int | None = None
+    """How many modules must match; another number is an error."""
+
+
+def read(options: Json, known: Mapping[str, type[Scheme]]) -> Scheme:
+    """The scheme in a job's options (plain JSON of one of a library's classes, `known` by their method)."""
+    method = str(options.get("method"))
+    if method not in known:
+        raise ValueError(f"method: {method!r} is not known; {did_you_mean(method, list(known))}")
+    values: Json = {"ignore": OUTPUT_HEAD, **options}
+    for key in ("ignore", "int8"):
+        if key in values:
+            values[key] = tuple(selector(value) for value in values[key])
+    return known[method](**values)
+
+
+def selector(value: str | Json) -> str | Select:
+    return Select(**value) if isinstance(value, dict) else value

@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,7 @@ SIGNATURE = "model.sig"
 OUTSIDE = (MANIFEST, SIGNATURE)
 """What the manifest does not list: itself, and the signature over it."""
 
+SHA256 = re.compile("[0-9a-f]{64}")
 FICLONE = 0x40049409
 """Linux ioctl: share the blocks of another file until one of the two is written (linux/fs.h)."""
 
@@ -60,16 +62,27 @@ class Manifest:
 # ---------------------------------------------------------------- writing
 
 
-def write_manifest(folder: Path) -> Manifest:
-    """List what is in `folder` and leave manifest.json there; names that travel badly are a ValueError."""
+def list_files(folder: Path, known: Iterable[Entry] = ()) -> Manifest:
+    """The manifest of what is in `folder`; names that travel badly are a ValueError. `known` are hashed already."""
     paths, problems = walk(folder)
     listed = sorted(path for path in paths if path not in OUTSIDE)
     problems += name_problems(listed)
     if problems:
         raise ValueError("\n".join(str(problem) for problem in problems))
-    manifest = Manifest(tuple(Entry(path, *hash_file(folder / path)) for path in listed))
+    have = {entry.path: entry for entry in known}
+    return Manifest(tuple(have.get(path) or Entry(path, *hash_file(folder / path)) for path in listed))
+
+
+def write_manifest(folder: Path, known: Iterable[Entry] = ()) -> Manifest:
+    """List what is in `folder` and leave manifest.json there."""
+    manifest = list_files(folder, known)
     write_atomic(folder / MANIFEST, manifest.encode())
     return manifest
+
+
+def signed(manifest: Manifest) -> dict[str, str]:
+    """What a signature covers: every file and the manifest itself, path to SHA-256 in hexadecimal."""
+    return {entry.path: entry.sha256 for entry in manifest.files} | {MANIFEST: manifest.digest.removeprefix("sha256:")}
 
 
 def copy_file(source: Path, target: Path, mode: int = 0o644) -> None:
@@ -134,7 +147,7 @@ def _decode(data: bytes) -> Manifest:
 def _entry(item: Any) -> Entry:
     entry = Entry(item["path"], item["sha256"], item["size"])
     whole = isinstance(entry.path, str) and isinstance(entry.sha256, str) and type(entry.size) is int
-    if not whole or len(entry.sha256) != 64 or entry.size < 0:
+    if not whole or not SHA256.fullmatch(entry.sha256) or entry.size < 0:
         raise ValueError(f"{item!r} is not a path, a SHA-256 and a size")
     return entry
 

@@ -1,0 +1,23 @@
+"""Who made a version and from what: signatures, the policy that says whose count, provenance, aliases seen.
+
+Signatures are those of the model-signing library, in the form of Sigstore's bundles: its own command checks a
+bundle's folder without optpipe (docs/signing.md).
+"""
+
+from optpipe.proofs.examine import Examined, examine
+from optpipe.proofs.keys import Signer, choose_signer
+from optpipe.proofs.signing import Proof, check, sign
+from optpipe.proofs.trust import Policy, Trusted, load_policy
+
+__all__ = [
+    "Examined",
+    "Policy",
+    "Proof",
+    "Signer",
+    "Trusted",
+    "check",
+    "choose_signer",
+    "examine",
+    "load_policy",
+    "sign",
+]

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from optpipe.errors import Problem
 from optpipe.records import canonical
-from optpipe.rundir import CHUNK, digest_bytes, write_atomic
+from optpipe.rundir import CHUNK, digest_bytes, remove_tree, write_atomic
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
@@ -125,12 +125,19 @@ def read_manifest(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     """The manifest of a bundle from outside, or what is wrong with it; nothing else is read yet."""
     try:
         with open_plain(folder / MANIFEST) as file:
-            data = file.read()
-        manifest = _decode(data)
-        same = manifest.encode() == data
+            return parse_manifest(file.read())
     except FileNotFoundError:
         return None, [Problem(MANIFEST, "missing", "a bundle is a folder that `optpipe build` packaged")]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        return None, [Problem(MANIFEST, f"not a manifest: {error}")]
+
+
+def parse_manifest(data: bytes) -> tuple[Manifest | None, list[Problem]]:
+    """The manifest that `data` is, or what is wrong with it."""
+    try:
+        manifest = _decode(data)
+        same = manifest.encode() == data
+    except (ValueError, TypeError, KeyError) as error:
         return None, [Problem(MANIFEST, f"not a manifest: {error}")]
     if not same:
         return None, [Problem(MANIFEST, "not canonical: it was edited, or two of its keys are the same")]
@@ -212,6 +219,13 @@ def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
             yield from _entries(item.path)
 
 
+def clear_unlisted(folder: Path, listed: set[str]) -> None:
+    """Drop what is no plain file of this version: what an earlier try left."""
+    paths, strange = walk(folder)
+    for path in [*(path for path in paths if path not in listed), *(problem.place for problem in strange)]:
+        remove_tree(folder / path)
+
+
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Open a plain file; a link or a pipe in its place is an OSError, not followed, not waited for."""
@@ -224,12 +238,23 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
 
 def hash_file(path: Path) -> tuple[str, int]:
     """SHA-256 in hexadecimal and size of a plain file."""
+    return hash_chunks(chunks(path))
+
+
+def hash_chunks(pieces: Iterable[bytes]) -> tuple[str, int]:
+    """SHA-256 in hexadecimal and size of content that comes in pieces."""
     sha, size = hashlib.sha256(), 0
-    with open_plain(path) as file:
-        while chunk := file.read(CHUNK):
-            sha.update(chunk)
-            size += len(chunk)
+    for piece in pieces:
+        sha.update(piece)
+        size += len(piece)
     return sha.hexdigest(), size
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """A plain file in pieces of a few megabytes."""
+    with open_plain(path) as file:
+        while piece := file.read(CHUNK):
+            yield piece
 
 
 # ---------------------------------------------------------------- names

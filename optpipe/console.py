@@ -111,6 +111,14 @@ class Talk:
             self._last[title] = now
         self.say(f"{title}: {text}")
 
+    def transfer(self, title: str, done: float, total: float) -> None:
+        """Bytes that went over, of how many: begun with the first word of it, over with the last."""
+        if title not in self._begun:
+            self.start(title)
+        self.update(title, done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        if done >= total:
+            self.done(title, True)
+
     def done(self, title: str, well: bool) -> None:
         """A job is over; one that ended well and took a while says so."""
         with self._lock:

@@ -87,7 +87,8 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     for registry in recipe.publish if out.bundle else ():
         out.challenges.append(challenge(run, recipe, scorer, out, registry))
         run.record("11-challenge.json", out.challenges)
-        out.published.append(publish(out.packaged, registry, run.folder.registry, out.challenges[-1]))
+        against, default = out.challenges[-1], run.folder.registry
+        out.published.append(publish(out.packaged, registry, default, against, run.talk.transfer))
         run.record("publish.json", {"published": out.published})
     return out
 

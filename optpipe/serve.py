@@ -10,9 +10,9 @@ from pathlib import Path
 
 from optpipe import bundle as bundles
 from optpipe import toolchains
+from optpipe.backends import registries
 from optpipe.backends.engines import vllm
 from optpipe.backends.executors.engine_run import ask, can_bind
-from optpipe.backends.registries.folder import FolderRegistry
 from optpipe.console import say
 from optpipe.errors import BackendFailed, EnvironmentMissing, InputProblems
 from optpipe.processes import end_leftovers
@@ -23,7 +23,7 @@ READY_S = 900.0
 ENDLESS_S = 3650 * 86400.0
 
 
-def serve_bundle(reference: str, registry: Path, host: str, port: int) -> int:
+def serve_bundle(reference: str, registry: str, host: str, port: int) -> int:
     """Serve until the engine ends or the user stops it; the exit code. Raises OptpipeError."""
     folder, name = located(reference, registry)
     if problems := bundles.verify(folder):
@@ -38,13 +38,14 @@ def serve_bundle(reference: str, registry: Path, host: str, port: int) -> int:
         return run_engine(command(folder, name, engine, about, Path(scratch), (host, port)), host, port)
 
 
-def located(reference: str, registry: Path) -> tuple[Path, str]:
+def located(reference: str, registry: str) -> tuple[Path, str]:
     """A bundle's folder, named by its path or by a registry reference, and what to serve it as."""
     path = Path(reference)
     if (path / bundles.MANIFEST).is_file():
         return path.absolute(), path.absolute().name
-    version = FolderRegistry(registry).resolve(reference)
-    return version.path, version.name
+    source = registries.at(registry)
+    version = source.resolve(reference)
+    return source.local(version), version.name
 
 
 def command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, AsJson, HardwareName
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, AsJson, HardwareName, Where
 
 if TYPE_CHECKING:
     from optpipe.model.sources import Source
@@ -20,7 +20,7 @@ def check(
     ],
     hardware: HardwareName = None,
     artifacts: Artifacts = DEFAULT_ARTIFACTS,
-    registry: Annotated[Path | None, typer.Option(help="A folder registry; by default the artifacts' own.")] = None,
+    registry: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which engine serves a checkpoint on this machine; exit 3 if none does, 2 if none does anywhere."""
@@ -31,7 +31,7 @@ def check(
     from optpipe.stages.check import check as check_
 
     machine = machines.named(hardware) if hardware else machines.this_machine()
-    source, target = named(reference, registry or artifacts / "registry")
+    source, target = named(reference, registry or str(artifacts / "registry"))
     facts = look(source, reference, optpipe_home(), console.say, trust_remote_code=True)
     found = check_(facts, machine, target)
     if as_json:
@@ -42,15 +42,16 @@ def check(
         raise typer.Exit(3 if found.elsewhere else 2)
 
 
-def named(reference: str, registry: Path) -> tuple[Source, dict[str, Any]]:
+def named(reference: str, registry: str) -> tuple[Source, dict[str, Any]]:
     """What a reference stands for, and the engine settings that come with it."""
-    from optpipe.backends.registries import FolderRegistry
+    from optpipe.backends import registries
     from optpipe.model import sources
     from optpipe.stages.check import settings_of
 
     plain = reference.removeprefix("registry:")
     if not Path(reference).exists() and ":" not in plain.partition("@")[0] and "/" not in plain.partition("@")[0]:
-        folder = FolderRegistry(registry).resolve(plain).path
+        source_of = registries.at(registry)
+        folder = source_of.local(source_of.resolve(plain))
         return sources.Folder(folder), settings_of(folder)
     source = sources.parse(reference, place="REFERENCE")
     return source, settings_of(source.path) if isinstance(source, sources.Folder) else {}

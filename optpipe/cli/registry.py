@@ -1,41 +1,64 @@
-"""`optpipe list | pull | verify | promote | rollback`: published versions and the aliases that move."""
+"""`optpipe publish | list | history | pull | verify | promote | rollback`: versions, and the aliases that move."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import AsJson
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, AsJson, Where
 
 if TYPE_CHECKING:
-    from optpipe.backends.registries import FolderRegistry
-
-DEFAULT = Path("artifacts/registry")
+    from optpipe.backends.registries import Registry
 
 Reference = Annotated[str, typer.Argument(help="name, name@alias or name@sha256:...", show_default=False)]
-Where = Annotated[Path, typer.Option("--registry", metavar="PATH", help="The registry's folder.")]
+Model = Annotated[str, typer.Argument(help="A published model.", show_default=False)]
 Alias = Annotated[str, typer.Option("--alias", help="The alias to move.")]
 Because = Annotated[str, typer.Option("--because", help="Why, for the registry's history.")]
 
 
-def open_registry(path: Path) -> FolderRegistry:
-    """The registry at `path`; one that was named and is not there is an error."""
-    from optpipe.backends.registries import FolderRegistry
+@contextmanager
+def opened(where: str | None) -> Iterator[Registry]:
+    """The registry at a folder or URL, its progress shown; a folder that was named and is not there is an error."""
+    from optpipe.backends import registries
+    from optpipe.console import Talk
     from optpipe.errors import InputError
 
-    if path != DEFAULT and not path.is_dir():
-        hint = f"the default is {DEFAULT}"
-        raise InputError("there is no such folder", place=f"--registry {path}", hint=hint)
-    return FolderRegistry(path)
+    default = str(DEFAULT_ARTIFACTS / "registry")
+    if where and "://" not in where and not Path(where).is_dir():
+        raise InputError("there is no such folder", place=f"--registry {where}", hint=f"the default is {default}")
+    with Talk() as talk:
+        yield registries.at(where or default, progress=talk.transfer)
 
 
-def list_(as_json: AsJson = False, registry: Where = DEFAULT) -> None:
+def publish(
+    bundle: Annotated[Path, typer.Argument(help="A run's folder, or a bundle's.", show_default=False)],
+    name: Annotated[str | None, typer.Option("--name", help="Under which name, if not the recipe's.")] = None,
+    alias: Annotated[str, typer.Option("--alias", help="The alias that moves to it.")] = "latest",
+    because: Because = "published by hand",
+    as_json: AsJson = False,
+    registry: Where = None,
+) -> None:
+    """Make a bundle an immutable version, then move an alias to it; what broke off goes on."""
+    from optpipe.backends.registries.publishing import packaged
+
+    found = packaged(bundle, name)
+    with opened(registry) as target:
+        version = target.upload(found)
+        before = target.alias(version.name, alias)
+        target.move(version, alias, expected=before, evidence=because)
+    _moved(version.name, alias, before, version.digest, as_json)
+
+
+def list_(as_json: AsJson = False, registry: Where = None) -> None:
     """List published models, their aliases and versions."""
     from optpipe import console
 
-    found = open_registry(registry).listing()
+    with opened(registry) as source:
+        found = source.listing()
     if as_json:
         return console.emit(found)
     for name, model in found["models"].items():
@@ -43,37 +66,56 @@ def list_(as_json: AsJson = False, registry: Where = DEFAULT) -> None:
             aliases = sorted(alias for alias, target in model["aliases"].items() if target == digest)
             console.out(f"{name}@{digest[:19]}  {', '.join(aliases)}".rstrip())
     if not found["models"]:
-        console.say(f"nothing is published in {registry}")
+        console.say(f"nothing is published in {source.where}")
+
+
+def history(name: Model, as_json: AsJson = False, registry: Where = None) -> None:
+    """Who moved which alias of a model from what to what, when, on which evidence; oldest first."""
+    from optpipe import console
+
+    with opened(registry) as source:
+        moves = [kept.move for kept in source.history(name)]
+    if as_json:
+        return console.emit({"name": name, "moves": moves})
+    for move in moves:
+        before = move.previous[:19] if move.previous else "nothing"
+        what = f"{move.alias}: {before} -> {move.digest[:19]}"
+        console.out(f"{move.time[:19]}Z  {what}  by {move.by}: {move.evidence}")
 
 
 def pull(
     reference: Reference,
-    destination: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
+    destination: Annotated[Path | None, typer.Argument(help="A new or empty folder; by default ./NAME.")] = None,
     as_json: AsJson = False,
-    registry: Where = DEFAULT,
+    registry: Where = None,
 ) -> None:
-    """Copy a version into a folder, every file verified."""
+    """Copy a version into a folder, every file verified; what broke off goes on."""
     from optpipe import console
+    from optpipe.backends.registries.references import parse
 
-    version = open_registry(registry).pull(reference, destination)
+    target = destination or Path(parse(reference).name)
+    with opened(registry) as source:
+        version = source.pull(reference, target)
     if as_json:
-        return console.emit({"name": version.name, "digest": version.digest, "path": str(destination)})
-    console.say(f"{version.name}@{version.digest} is in {destination}, whole")
+        return console.emit({"name": version.name, "digest": version.digest, "path": str(target)})
+    console.say(f"{version.name}@{version.digest} is in {target}, whole")
 
 
-def verify(reference: Reference, as_json: AsJson = False, registry: Where = DEFAULT) -> None:
+def verify(reference: Reference, as_json: AsJson = False, registry: Where = None) -> None:
     """Check every byte of a version, or of a bundle's folder, against its manifest; exit 6 if one differs."""
     from optpipe import bundle, console
-    from optpipe.backends.registries.folder import told
+    from optpipe.backends.registries.references import told
     from optpipe.errors import PublishFailed
 
-    expected, path = None, Path(reference)
-    if not path.is_dir():
-        version = open_registry(registry).resolve(reference)
-        expected, path = version.digest, version.path
-    problems = bundle.verify(path, expected)
-    manifest, _ = bundle.read_manifest(path)
-    signed = (path / bundle.SIGNATURE).is_file()
+    path = Path(reference)
+    if path.is_dir():
+        problems = bundle.verify(path)
+        manifest, _ = bundle.read_manifest(path)
+        signed = (path / bundle.SIGNATURE).is_file()
+    else:
+        with opened(registry) as source:
+            version = source.resolve(reference)
+            problems, manifest, signed = source.verify(version), source.manifest(version), source.signed(version)
     known = {"digest": manifest and manifest.digest, "files": len(manifest.files) if manifest else 0}
     document = {"ok": not problems, **known, "signed": signed, "problems": problems}
     if problems:
@@ -95,27 +137,27 @@ def promote(
     alias: Alias = "champion",
     because: Because = "promoted by hand",
     as_json: AsJson = False,
-    registry: Where = DEFAULT,
+    registry: Where = None,
 ) -> None:
     """Point an alias at a version; refused if somebody else moves it at the same time."""
-    folder = open_registry(registry)
-    version = folder.resolve(reference)
-    before = folder.alias(version.name, alias)
-    folder.move(version, alias, expected=before, evidence=because)
+    with opened(registry) as source:
+        version = source.resolve(reference)
+        before = source.alias(version.name, alias)
+        source.move(version, alias, expected=before, evidence=because)
     _moved(version.name, alias, before, version.digest, as_json)
 
 
 def rollback(
-    name: Annotated[str, typer.Argument(help="A published model.", show_default=False)],
+    name: Model,
     alias: Alias = "champion",
     because: Because = "rolled back by hand",
     as_json: AsJson = False,
-    registry: Where = DEFAULT,
+    registry: Where = None,
 ) -> None:
     """Point an alias back at the version that it meant before; again, further back."""
-    folder = open_registry(registry)
-    before = folder.resolve(f"{name}@{alias}").digest
-    version = folder.rollback(name, alias, evidence=because)
+    with opened(registry) as source:
+        before = source.resolve(f"{name}@{alias}").digest
+        version = source.rollback(name, alias, evidence=because)
     _moved(name, alias, before, version.digest, as_json)
 
 

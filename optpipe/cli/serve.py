@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, Where
 
 
 def serve(
     reference: Annotated[str, typer.Argument(help="name@alias, name@sha256:..., or a bundle's folder.")],
     artifacts: Artifacts = DEFAULT_ARTIFACTS,
-    registry: Annotated[Path | None, typer.Option(help="A folder registry; by default the artifacts' own.")] = None,
+    registry: Where = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
 ) -> None:
     """Verify a version and serve it; Ctrl-C ends the engine and all it started."""
     from optpipe.serve import serve_bundle
 
-    raise typer.Exit(serve_bundle(reference, registry or artifacts / "registry", host, port))
+    raise typer.Exit(serve_bundle(reference, registry or str(artifacts / "registry"), host, port))

@@ -26,6 +26,10 @@ HardwareName = Annotated[
     str | None,
     typer.Option("--hardware", help="Plan for another machine: its name (h100, h100x8, ...) or a YAML file."),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option("--registry", metavar="WHERE", help="The registry's folder or URL; by default artifacts/registry."),
+]
 DEFAULT_ARTIFACTS = Path("artifacts")
 
 

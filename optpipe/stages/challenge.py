@@ -17,7 +17,7 @@ import yaml
 
 from optpipe import gates, judge, serving, stats
 from optpipe.backends.engines import vllm
-from optpipe.backends.registries import Folder, connect
+from optpipe.backends.registries import Settings, connect
 from optpipe.backends.registries.references import CHAMPION
 from optpipe.errors import BackendFailed, OptpipeError
 from optpipe.outcome import Entry, Outcome
@@ -72,7 +72,7 @@ class Champion:
         return cls(digest, model, about["base"]["digest"], target["engine"], config, environment)
 
 
-def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: Folder) -> Challenge:
+def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: Settings) -> Challenge:
     """Compare the bundle with the present holder of the alias, where there is one and it may be moved."""
     winner, bundle, alias = out.winner, out.packaged, settings.promote or CHAMPION
     assert winner is not None and winner.checkpoint is not None, "only a winner is packaged"
@@ -86,7 +86,7 @@ def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: 
         reason = f"the recipe's `publish:` names no alias to promote, so {alias} stays"
         return Challenge(holder, False, run.folder.ident, (Check("promote", "skipped", reason),))
     try:
-        champion = Champion.read(holder, registry.resolve(f"{bundle.name}@{holder}").path)
+        champion = Champion.read(holder, registry.local(registry.resolve(f"{bundle.name}@{holder}")))
     except (OptpipeError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         checks: tuple[Check, ...] = (Check("champion", "inconclusive", f"the champion cannot be read: {error}"),)
     else:

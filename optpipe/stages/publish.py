@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optpipe.backends.registries import Folder, Registry, Version, connect
+from optpipe.backends.registries import Registry, Settings, Version, connect
 from optpipe.backends.registries.references import CHAMPION, LATEST
+from optpipe.backends.registries.registry import Progress
 from optpipe.errors import PublishFailed
 from optpipe.records import Bundle, Challenge, Published
 
 
-def publish(bundle: Bundle, settings: Folder, default: Path, challenge: Challenge) -> Published:
+def publish(
+    bundle: Bundle, settings: Settings, default: Path, challenge: Challenge, progress: Progress | None = None
+) -> Published:
     """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
-    registry = connect(settings, default)
+    registry = connect(settings, default, progress=progress)
     try:
         return put_and_move(registry, bundle, settings, challenge)
     except OSError as error:
@@ -20,7 +23,7 @@ def publish(bundle: Bundle, settings: Folder, default: Path, challenge: Challeng
         raise PublishFailed(f"{error.strerror}: {error.filename}", place="publish", hint=hint) from None
 
 
-def put_and_move(registry: Registry, bundle: Bundle, settings: Folder, challenge: Challenge) -> Published:
+def put_and_move(registry: Registry, bundle: Bundle, settings: Settings, challenge: Challenge) -> Published:
     version = registry.upload(bundle)
     move_latest(registry, version, challenge.evidence)
     alias = settings.promote or CHAMPION
@@ -30,7 +33,7 @@ def put_and_move(registry: Registry, bundle: Bundle, settings: Folder, challenge
         registry.move(version, alias, expected=expected, evidence=challenge.evidence)
         holder = version.digest
     aliases = (LATEST, alias) if holder == version.digest else (LATEST,)
-    return Published(registry.kind, version.name, version.digest, aliases, str(version.path))
+    return Published(registry.kind, version.name, version.digest, aliases, registry.location(version))
 
 
 def move_latest(registry: Registry, version: Version, evidence: str, tries: int = 10) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optpipe.backends.registries import FolderRegistry
+from optpipe.backends.registries import at
 from optpipe.bundle import write_manifest
 from optpipe.records import Bundle, Plan, from_json
 from optpipe.stages.plan import disk_shortage
@@ -165,7 +165,7 @@ def test_a_reference_that_leads_nowhere_is_exit_2(reference: str, shown: str, tm
 def test_a_published_version_is_checked_by_its_name(tmp_path: Path) -> None:
     bundle = models.tiny_llama(tmp_path / "bundle")
     manifest = write_manifest(bundle)
-    registry = FolderRegistry(tmp_path / "artifacts" / "registry")
+    registry = at(str(tmp_path / "artifacts" / "registry"))
     version = registry.upload(Bundle("tiny", bundle, manifest.digest, "sha256:00", manifest.bytes))
     registry.move(version, "champion", expected=None, evidence="test")
     for reference in ("tiny@champion", "registry:tiny@champion", f"tiny@{version.digest}"):

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from optpipe import bundle as bundles
-from optpipe.backends.registries import FolderRegistry
+from optpipe.backends.registries import at
 from optpipe.cli import registry as commands
 from optpipe.cli import run
 from optpipe.errors import InputError, OptpipeError, PublishFailed
@@ -24,7 +24,7 @@ class Shop:
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
-        self.registry = FolderRegistry(root / "registry")
+        self.registry = at(str(root / "registry"))
         self.app = typer.Typer(rich_markup_mode=None)
         for name in ("list_", "pull", "verify", "promote", "rollback"):
             self.app.command(name.rstrip("_"))(getattr(commands, name))
@@ -42,7 +42,7 @@ class Shop:
     def __call__(self, *words: str) -> str:
         """What the command leaves on stdout."""
         self.capsys.readouterr()
-        self.app([*words, "--registry", str(self.registry.root)], standalone_mode=False)
+        self.app([*words, "--registry", self.registry.where], standalone_mode=False)
         return self.capsys.readouterr().out
 
     def json(self, *words: str) -> Any:
@@ -79,7 +79,7 @@ def test_promote_and_rollback_move_the_champion(shop: Shop) -> None:
 def test_promote_to_another_alias_with_a_reason(shop: Shop) -> None:
     shop("promote", "tiny", "--alias", "staging", "--because", "canary looks good")
     assert shop.registry.alias("tiny", "staging") == shop.digests[1]
-    assert shop.registry.history("tiny")[-1]["evidence"] == "canary looks good"
+    assert shop.registry.history("tiny")[-1].move.evidence == "canary looks good"
 
 
 def test_pull_and_verify(shop: Shop, tmp_path: Path) -> None:

@@ -1,45 +1,39 @@
 """Registries keep immutable versions by digest, and aliases that move.
 
-Another registry is one file (settings, and a class with these methods) and one line in `connect`.
+Another registry is one file (its settings, and a Storage) and one line in `storage_of`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
-from optpipe.backends.registries.folder import Folder, FolderRegistry
+from optpipe.backends.registries.aliases import Sign
+from optpipe.backends.registries.folder import Folder, FolderStorage
 from optpipe.backends.registries.references import Reference, Version
+from optpipe.backends.registries.registry import Progress, Registry
+from optpipe.backends.registries.storage import Storage
 from optpipe.errors import PublishFailed
-from optpipe.records import Bundle, Json
+
+Settings = Folder
 
 
-class Registry(Protocol):
-    """What `publish`, `pull`, `promote` and the rest ask of any registry."""
-
-    kind: str
-
-    def upload(self, bundle: Bundle) -> Version: ...
-
-    def alias(self, name: str, alias: str) -> str | None: ...
-
-    def move(self, version: Version, alias: str, *, expected: str | None, evidence: str) -> None: ...
-
-    def rollback(self, name: str, alias: str, *, evidence: str) -> Version: ...
-
-    def resolve(self, reference: str) -> Version: ...
-
-    def pull(self, reference: str, destination: Path) -> Version: ...
-
-    def listing(self) -> Json: ...
-
-
-def connect(settings: Folder, default: Path) -> Registry:
+def connect(
+    settings: Settings, default: Path, *, sign: Sign | None = None, progress: Progress | None = None
+) -> Registry:
     """The registry of a recipe's `publish:` entry; `default` is the folder where it names none."""
+    return Registry(storage_of(settings, default), sign, progress)
+
+
+def at(where: str, *, sign: Sign | None = None, progress: Progress | None = None) -> Registry:
+    """The registry that a folder or URL names, as the commands' `--registry` takes it."""
+    return connect(Folder(path=where), Path(where), sign=sign, progress=progress)
+
+
+def storage_of(settings: Settings, default: Path) -> Storage:
     root = Path(settings.path).expanduser() if settings.path else default
     if root.exists() and not root.is_dir():
         raise PublishFailed(f"{root} is not a folder", place="publish.path", hint="name a folder, there or not")
-    return FolderRegistry(root)
+    return FolderStorage(root)
 
 
-__all__ = ["Folder", "FolderRegistry", "Reference", "Registry", "Version", "connect"]
+__all__ = ["Folder", "Reference", "Registry", "Settings", "Version", "at", "connect"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from optpipe.errors import InputError
+from optpipe.errors import InputError, Problem
 
 LATEST = "latest"
 CHAMPION = "champion"
@@ -31,11 +30,13 @@ class Reference:
 
 @dataclass(frozen=True)
 class Version:
-    """A version in a registry, with its full digest and where its files are."""
+    """A complete version in a registry, with its full digest."""
 
     name: str
     digest: str
-    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest}"
 
 
 def parse(text: str) -> Reference:
@@ -63,3 +64,9 @@ def checked_name(name: str, what: str) -> str:
             hint="lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit, 96 at most",
         )
     return name
+
+
+def told(problems: tuple[Problem, ...], most: int = 8) -> str:
+    """The first few problems on one line each, and how many more there are."""
+    lines = [str(problem) for problem in problems[:most]]
+    return "\n".join(lines + [f"and {len(problems) - most} more"] * (len(problems) > most))

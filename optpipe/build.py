@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.console import Talk
-from optpipe.errors import EnvironmentMissing, Interrupted, OptpipeError
+from optpipe.errors import EnvironmentMissing, InputError, Interrupted, OptpipeError, did_you_mean
 from optpipe.inuse import InUse
 from optpipe.keep import drop_after
 from optpipe.model import hardware
@@ -58,9 +58,16 @@ class Built:
         return summary(self.data, self.folder, self.jobs)
 
 
-def run_build(loaded: Loaded, artifacts: Path) -> Built:
-    """Build a recipe. Raises OptpipeError with what is known by then; what is done is kept for the next try."""
+def run_build(loaded: Loaded, artifacts: Path, required: Sequence[str] = ()) -> Built:
+    """Build a recipe. Raises OptpipeError with what is known by then; what is done is kept for the next try.
+
+    `required`: targets whose engine must be there.
+    """
     recipe, began = loaded.recipe, time.monotonic()
+    for target in required:
+        if target not in recipe.targets:
+            hint = did_you_mean(target, list(recipe.targets))
+            raise InputError(f"{target!r} is no target of this recipe", place="--require-target", hint=hint)
     machine = hardware.this_machine()
     about = {
         "recipe_path": str(loaded.path),
@@ -72,7 +79,7 @@ def run_build(loaded: Loaded, artifacts: Path) -> Built:
     with Talk() as talk, InUse(folder.store.root) as in_use:
         chains = Toolchains(recipe.toolchains, talk)
         executor = LocalExecutor(folder.store, chains, Site.here(machine), folder.path / "logs", talk)
-        run = Run(folder, executor, machine, talk, loaded.path.parent, chains, in_use)
+        run = Run(folder, executor, machine, talk, loaded.path.parent, chains, in_use, frozenset(required))
         try:
             with broken_off_as_json(run, began), loaded.places():
                 out = pipeline.build(run, recipe)

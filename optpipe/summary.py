@@ -63,7 +63,7 @@ def candidate(row: Row) -> Json:
         "status": row.status,
         "reasons": list(row.reasons),
         "model_digest": checkpoint.model_digest if checkpoint else None,
-        "bytes": checkpoint.bytes if checkpoint else None,
+        "bytes": row.bytes,
         "bits_per_weight": checkpoint.bits_per_weight if checkpoint else None,
     }
     texts = row.evaluation.texts if row.evaluation else ()

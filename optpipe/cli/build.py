@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,21 @@ if TYPE_CHECKING:
 EXIT_CODES = {"published": 0, "selected": 0, "rejected": 5, "inconclusive": 7, "failed": 4}
 
 
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require-target",
+        metavar="TARGET",
+        help="End with 3 where this target's engine is absent; otherwise its candidates are skipped.",
+    ),
+]
+
+
 def build(
     recipe: RecipePath,
     artifacts: Artifacts = DEFAULT_ARTIFACTS,
     overrides: Set = None,
+    require: Require = None,
     as_json: AsJson = False,
 ) -> None:
     """Quantize, judge, serve, tune, choose, confirm, package and publish what a recipe describes."""
@@ -31,7 +42,7 @@ def build(
 
     signal.signal(signal.SIGTERM, interrupted)
     try:
-        built = run_build(load(recipe, tuple(overrides or ())), artifacts)
+        built = run_build(load(recipe, tuple(overrides or ())), artifacts, tuple(require or ()))
     except OptpipeError as error:
         error.document = error.document or dict(NOTHING)
         raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from optpipe.backends.engines import vllm_options
+from optpipe.backends.engines import ENGINES
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
@@ -17,6 +17,7 @@ from optpipe.model import sources, tasks, texts
 from optpipe.model.selectors import pattern_of, text_of
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.toolchains import Image, get, known
+from optpipe.toolchains import managed as managed_toolchains
 
 REVISIONS = "pin it by a commit: hf:owner/name@<40 hexadecimal digits>"
 
@@ -64,9 +65,7 @@ def target_problems(recipe: Recipe) -> Iterator[Problem]:
     load, scoring = recipe.load, recipe.scoring
     longest = max(load.input_tokens + load.output_tokens, scoring.unit_tokens + 1)
     for name, target in recipe.targets.items():
-        ours = recipe.toolchains.get("vllm", recipe.toolchains.get("vllm-cpu"))
-        options = vllm_options.shipped() if ours is None or ours.kind == "managed" else None
-        for found in vllm_options.check(target, options, f"targets.{name}"):
+        for found in ENGINES[target.engine].problems(target, f"targets.{name}", managed(recipe, target.engine)):
             yield Problem(found.place, found.message, found.hint or "leave it out")
         if target.max_model_len is not None and target.max_model_len < longest:
             yield Problem(
@@ -75,9 +74,13 @@ def target_problems(recipe: Recipe) -> Iterator[Problem]:
                 f"of load, {scoring.unit_tokens} + 1 of scoring",
                 f"max_model_len: {longest}",
             )
-        if target.kv_cache_memory_bytes is not None and target.kv_cache_memory_bytes < 1:
-            text = f"{target.kv_cache_memory_bytes} is not above 0"
-            yield Problem(f"targets.{name}.kv_cache_memory_bytes", text, "leave it out for 1 GiB on a CPU")
+
+
+def managed(recipe: Recipe, role: str) -> bool:
+    """Whether a role's toolchain is a lock of optpipe's own, under its name or a lock's."""
+    names = (role, *managed_toolchains.ROLES.get(role, {}).values())
+    chosen = [recipe.toolchains[name] for name in names if name in recipe.toolchains]
+    return all(one.kind == "managed" for one in chosen)
 
 
 def measuring_problems(recipe: Recipe) -> Iterator[Problem]:

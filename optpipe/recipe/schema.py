@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from optpipe.backends.engines.vllm import Vllm
+from optpipe.backends import engines
 from optpipe.backends.loads.load import Load, Slo
 from optpipe.backends.quantizers import llmcompressor_schemes
 from optpipe.backends.quantizers.libraries import DEFAULT
@@ -36,7 +36,7 @@ Scheme = Annotated[
 ]
 """One line for each library, with its tag; its methods are told apart by `method`."""
 
-Target = Annotated[Vllm, Field()]
+Target = Annotated[engines.Target, Field()]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
 Registry = Annotated[Folder, Field()]
 

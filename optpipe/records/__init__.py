@@ -3,6 +3,7 @@
 A record goes to disk with `to_json` and comes back with `from_json`; unknown keys are an error.
 """
 
+from optpipe.records.compiled import Compiled, Compiling, bound_to, foreign
 from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
 from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
 from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
@@ -33,6 +34,8 @@ __all__ = [
     "Challenge",
     "Check",
     "Checkpoint",
+    "Compiled",
+    "Compiling",
     "Confirmation",
     "Engine",
     "EngineSpec",
@@ -60,7 +63,9 @@ __all__ = [
     "TextQuality",
     "Trial",
     "Tuning",
+    "bound_to",
     "canonical",
+    "foreign",
     "from_json",
     "to_json",
 ]

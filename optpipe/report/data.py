@@ -13,6 +13,7 @@ from optpipe.records import (
     CandidatePlan,
     Challenge,
     Checkpoint,
+    Compiled,
     Confirmation,
     Evaluation,
     Hardware,
@@ -43,6 +44,7 @@ class ReportData:
     versions: Json
     command: str
     checkpoints: tuple[Checkpoint, ...] = ()
+    compiled: tuple[Compiled, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     servings: tuple[Serving, ...] = ()
     tunings: tuple[Tuning, ...] = ()
@@ -85,6 +87,7 @@ class Row:
     candidate: Candidate | None = None
     plan: CandidatePlan | None = None
     checkpoint: Checkpoint | None = None
+    compiled: Compiled | None = None
     evaluation: Evaluation | None = None
     serving: Serving | None = None
     tuning: Tuning | None = None
@@ -94,6 +97,12 @@ class Row:
     @property
     def is_base(self) -> bool:
         return self.candidate is not None and self.candidate.scheme is None
+
+    @property
+    def bytes(self) -> int | None:
+        """Of what is served: what was compiled, or the checkpoint."""
+        made = self.compiled or self.checkpoint
+        return made.bytes if made else None
 
     @property
     def target(self) -> str | None:
@@ -124,6 +133,7 @@ def _row(data: ReportData, plan: CandidatePlan) -> Row:
         candidate=plan.candidate,
         plan=plan,
         checkpoint=next((c for c in data.checkpoints if c.name == plan.candidate.checkpoint), None),
+        compiled=_of(data.compiled, name),
         evaluation=evaluation,
         serving=_of(data.servings, name),
         tuning=_of(data.tunings, name),
@@ -162,6 +172,7 @@ def layout(data: ReportData) -> dict[str, Any]:
     for checkpoint in data.checkpoints:
         name = f"04-quantize/{checkpoint.name}/record.json"
         files["03-resolve.json" if checkpoint.scheme is None else name] = checkpoint
+    files |= {f"05-compile/{record.candidate}/record.json": record for record in data.compiled}
     files |= {f"06-evaluate/{record.candidate}.json": record for record in data.evaluations}
     files |= {f"07-benchmark/{record.candidate}.json": record for record in data.servings}
     files |= {f"08-tune/{record.candidate}.json": record for record in data.tunings}
@@ -192,6 +203,7 @@ def read(folder: Path) -> ReportData:
             *(_one(kind, folder / "03-resolve.json") for kind in base),
             *_all(Checkpoint, folder, "04-quantize/*/record.json"),
         ),
+        compiled=_all(Compiled, folder, "05-compile/*/record.json"),
         evaluations=_all(Evaluation, folder, "06-evaluate/*.json"),
         servings=_all(Serving, folder, "07-benchmark/*.json"),
         tunings=_all(Tuning, folder, "08-tune/*.json"),

@@ -19,6 +19,7 @@ def markdown(data: ReportData) -> str:
         "\n".join(f"> - {cell(note)}" for note in words.notes(data)),
         candidates(rows(data)),
         *scored(rows(data)),
+        *compiled(rows(data)),
         *latency(rows(data)),
         *tuning(rows(data)),
         *(cell(f"Champion {words.champion(found)}") for found in data.challenges if found.checks),
@@ -38,7 +39,7 @@ def candidates(table: Sequence[Row]) -> str:
 
 def _candidate(row: Row) -> tuple[str, ...]:
     text = worst_text(row)
-    size = figures.size(row.checkpoint.bytes) if row.checkpoint else ""
+    size = figures.size(row.bytes) if row.bytes is not None else ""
     rise = figures.whole(text.change_pct, sign=True) if text else ""
     return (
         f"**{row.name}**" if row.winner else row.name,
@@ -58,6 +59,12 @@ def scored(table: Sequence[Row]) -> list[str]:
         for x in tasks.lines(table)
     ]
     return ([grid(tasks.HEADER, told)] if told else []) + [f"> {cell(text)}" for text in tasks.failures(table)]
+
+
+def compiled(table: Sequence[Row]) -> list[str]:
+    """What was built for an engine, where anything was."""
+    built = [words.compiled(row.compiled) for row in table if row.compiled and row.compiled.built]
+    return [grid(words.COMPILED, built)] if built else []
 
 
 def latency(table: Sequence[Row]) -> list[str]:

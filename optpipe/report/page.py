@@ -34,6 +34,8 @@ def html(data: ReportData) -> str:
             task_failures=tasks.failures(table),
             checked=checked(table, data),
             made=made(table),
+            compiled=[words.compiled(row.compiled) for row in table if row.compiled and row.compiled.built],
+            compiled_header=words.COMPILED,
             setup=words.setup(data),
             load=words.load(data),
             slo=words.slo(data),

@@ -104,13 +104,13 @@ def quality_against_size(table: Sequence[Row], data: ReportData) -> Plot | None:
     points = []
     for row in table:
         text = worst_text(row)
-        if text is None or row.checkpoint is None:
+        if text is None or row.bytes is None:
             continue
-        megabytes = row.checkpoint.bytes / 1e6
+        megabytes = row.bytes / 1e6
         rise = f"{figures.whole(text.change_pct, sign=True)} on {text.text}"
-        told = f"{figures.size(row.checkpoint.bytes)}, {rise}"
+        told = f"{figures.size(row.bytes)}, {rise}"
         points.append(_point(row, megabytes, text.change_pct, told))
-    axes = Axes("Size of the checkpoint, MB", "Perplexity against the base, %", y_limit=_gate(data))
+    axes = Axes("Size of what is served, MB", "Perplexity against the base, %", y_limit=_gate(data))
     caption = "Lower left is better. Each point is the text that suffers most; bars are 95 % intervals."
     return _plot("quality", ("Quality against size", caption), axes, points)
 

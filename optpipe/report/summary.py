@@ -55,14 +55,14 @@ def _tiles(row: Row, base: Row | None) -> tuple[Tile, ...]:
 
 
 def _size(row: Row, base: Row | None) -> Tile | None:
-    if row.checkpoint is None:
+    if row.checkpoint is None or row.bytes is None:
         return None
     detail = f"{row.checkpoint.bits_per_weight:.2f} bits per weight"
-    if base is None or base.checkpoint is None:
-        return Tile("Size", figures.size(row.checkpoint.bytes), detail)
-    share = 100.0 * row.checkpoint.bytes / base.checkpoint.bytes
-    detail = f"{share:.0f} % of the base's {figures.size(base.checkpoint.bytes)}; {detail}"
-    return Tile("Size", figures.size(row.checkpoint.bytes), detail, share < 100.0)
+    if base is None or base.bytes is None:
+        return Tile("Size", figures.size(row.bytes), detail)
+    share = 100.0 * row.bytes / base.bytes
+    detail = f"{share:.0f} % of the base's {figures.size(base.bytes)}; {detail}"
+    return Tile("Size", figures.size(row.bytes), detail, share < 100.0)
 
 
 def _goodput(row: Row, base: Row | None) -> Tile | None:

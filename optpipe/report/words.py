@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from optpipe.records import Challenge, LoadFigures
+from optpipe.records import Challenge, Compiled, LoadFigures
 from optpipe.report import figures
 from optpipe.report.data import ReportData
 
@@ -99,6 +99,21 @@ def setup(data: ReportData) -> list[tuple[str, str]]:
         ),
         *(("Champion", champion(challenge)) for challenge in data.challenges if challenge.checks),
     ]
+
+
+COMPILED = ("Compiled", "How", "Bound to", "At most", "Size", "Took")
+
+
+def compiled(found: Compiled) -> tuple[str, ...]:
+    """One line of the table of what was compiled."""
+    return (
+        found.candidate,
+        found.how,
+        ", ".join(f"{name} {value}" for name, value in found.bound_to.items()),
+        ", ".join(f"{name} {value}" for name, value in found.limits.items()),
+        figures.size(found.bytes),
+        figures.duration(found.seconds),
+    )
 
 
 def champion(found: Challenge) -> str:

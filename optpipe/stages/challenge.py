@@ -16,7 +16,8 @@ from typing import Protocol
 import yaml
 
 from optpipe import gates, judge, serving, stats
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import ENGINES
+from optpipe.backends.engines.files import yaml_text
 from optpipe.backends.registries import Settings, connect
 from optpipe.backends.registries.references import CHAMPION
 from optpipe.errors import BackendFailed, OptpipeError
@@ -191,15 +192,16 @@ def champion_spec(mine: EngineSpec, champion: Champion, winner: Entry) -> Engine
     model = champion.checkpoint
     assert winner.checkpoint is not None, "only a candidate with a checkpoint wins"
     memory = mine.needs.memory_bytes + max(0, model.bytes - winner.checkpoint.bytes)
-    gpus = vllm.devices(champion.config) if mine.needs.gpus else 0
+    engine = ENGINES[mine.engine]
+    gpus = engine.devices(champion.config) if mine.needs.gpus else 0
     return replace(
         mine,
         title="champion",
         model=model.artifact,
         served_name="champion",
         config=champion.config,
-        config_text=vllm.yaml_text(champion.config),
-        argv=vllm.argv(str(model.path), "champion"),
+        config_text=yaml_text(champion.config),
+        argv=engine.argv(str(model.path), "champion"),
         environment=champion.environment,
         needs=replace(mine.needs, memory_bytes=memory, gpus=gpus),
     )

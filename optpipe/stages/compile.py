@@ -1,26 +1,90 @@
-"""compile: what an engine needs built before it serves a checkpoint.
+"""compile: what an engine needs built before it serves a checkpoint, bound to engine, version and hardware.
 
-vLLM builds nothing ahead: an eager target runs as it is, a compiled one fills the engine's own cache at
-its first start. The record says which, and what the result is bound to.
+The key of the job holds all of that, so another engine version, driver or GPU compiles again. Where nothing is
+built ahead (vLLM), the record says so and the checkpoint itself is served.
 """
 
 from __future__ import annotations
 
+from optpipe.backends import engines
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Candidate, Checkpoint, Json
+from optpipe.records import Candidate, Checkpoint, Compiled, Compiling, Job, JobResult, Json, Needs, bound_to
 from optpipe.run import Run
+from optpipe.rundir import folder_bytes
+
+COPIES, RUNTIME = 6, 1_500_000_000
+"""Memory that a compiler takes: so many times its checkpoint's bytes, and its libraries."""
 
 
-def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpoint) -> Json:
-    """The record of what this target needs; nothing is built for vLLM but its own cache."""
+def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpoint) -> Compiled:
+    """What serves the candidate: a folder built for it, or its checkpoint. Candidates may share the job."""
     target = recipe.targets[candidate.target]
-    eager = target.enforce_eager if target.enforce_eager is not None else run.hardware.gpus == 0
-    record: Json = {
-        "candidate": candidate.name,
-        "engine": target.engine,
-        "built": False,
-        "how": "eager: nothing is compiled" if eager else "torch.compile at the engine's first start",
-        "bound_to": None if eager else run.hardware.name,
-        "model_digest": checkpoint.model_digest,
-    }
-    return run.record(f"05-compile/{candidate.name}/record.json", record)
+    engine = engines.ENGINES[target.engine]
+    wanted = engine.compiling(target, candidate.scheme, run.hardware)
+    toolchain = engine.toolchain(run.hardware)
+    version = engines.version(engine, run.toolchains(toolchain).versions)
+    if wanted.kind is None:
+        made = as_it_is(candidate, target.engine, version, wanted, checkpoint)
+    else:
+        job = compile_job(run, recipe, candidate, wanted, checkpoint, toolchain)
+        done = run.executor.run(job)
+        made = Compiled(
+            candidate=candidate.name,
+            engine=target.engine,
+            engine_version=version,
+            built=True,
+            how=wanted.how,
+            path=done.files.path,
+            digest=done.files.digest,
+            bytes=run.folder.store.derived(done.key, "bytes", lambda files: sized(run, done))["bytes"],
+            model_digest=checkpoint.model_digest,
+            bound_to=bound_to(target.engine, version, run.hardware),
+            limits=wanted.limits,
+            options=wanted.options,
+            seconds=done.seconds,
+            peak_memory_bytes=done.peak_memory_bytes,
+            job=done.key,
+            details=done.record,
+        )
+    return run.record(f"05-compile/{candidate.name}/record.json", made)
+
+
+def sized(run: Run, done: JobResult) -> Json:
+    return {"bytes": folder_bytes(run.executor.present(done.files).path)}
+
+
+def as_it_is(candidate: Candidate, engine: str, version: str, wanted: Compiling, checkpoint: Checkpoint) -> Compiled:
+    """The record of a target that builds nothing."""
+    return Compiled(
+        candidate=candidate.name,
+        engine=engine,
+        engine_version=version,
+        built=False,
+        how=wanted.how,
+        path=checkpoint.path,
+        digest=checkpoint.model_digest,
+        bytes=checkpoint.bytes,
+        model_digest=checkpoint.model_digest,
+        bound_to={},
+        limits=wanted.limits,
+        options=wanted.options,
+    )
+
+
+def compile_job(
+    run: Run, recipe: Recipe, candidate: Candidate, wanted: Compiling, checkpoint: Checkpoint, toolchain: str
+) -> Job:
+    assert wanted.kind is not None, "asked for only where something is built"
+    gpus = min(1, run.hardware.gpus)
+    needs = Needs(cpus=recipe.threads, gpus=gpus, memory_bytes=COPIES * checkpoint.bytes + RUNTIME)
+    return Job(
+        kind=wanted.kind,
+        title=f"{candidate.name}: compile",
+        toolchain=toolchain,
+        options=dict(wanted.options),
+        inputs={"model": checkpoint.artifact},
+        needs=needs,
+        threads=recipe.threads,
+        seed=recipe.seed,
+        bound_to_hardware=True,
+    )

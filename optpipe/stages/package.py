@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import bundle as bundles
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import ENGINES
+from optpipe.backends.engines.files import env_text, yaml_text
 from optpipe.errors import BackendFailed, InputError
 from optpipe.records import Bundle, Checkpoint, Engine, Json, from_json, to_json
 from optpipe.report.card import CardFacts, model_card
@@ -46,8 +47,8 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
         artifact = portable(describe(row, clean, engine, base), run.artifacts)
         write_records(folder, clean, artifact, licence(base.path))
         settings = portable(engine_settings(engine), run.artifacts)
-        _write(folder / "engine" / f"{engine.name}.yaml", vllm.yaml_text(settings))
-        _write(folder / "engine" / f"{engine.name}.env", vllm.env_text(engine.environment))
+        _write(folder / "engine" / f"{engine.name}.yaml", yaml_text(settings))
+        _write(folder / "engine" / f"{engine.name}.env", env_text(engine.environment))
         manifest = bundles.write_manifest(folder)
         sync_tree(folder)
         remove_tree(run.path / "package")
@@ -167,7 +168,7 @@ def write_records(folder: Path, data: ReportData, artifact: Json, licence_name: 
 
 def engine_settings(engine: Engine) -> Json:
     """Flat keys that any machine can serve with; a secret among them is an error, not a bundle."""
-    flat = vllm.flags(engine.config)
+    flat = ENGINES[engine.name].flags(engine.config)
     for key in SECRETS:
         if key in flat:
             raise InputError(

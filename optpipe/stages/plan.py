@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import ENGINES
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import memory, roofline
@@ -107,15 +107,15 @@ def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str) ->
 def backend_findings(
     recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate
 ) -> Iterator[Finding]:
-    """What the backends themselves know of a candidate; whether a compiler is there only of this machine."""
+    """What the backends themselves know of a candidate; what this machine lacks only where it is planned for."""
     if scheme := recipe.checkpoints.get(candidate.checkpoint):
         what = f"{scheme.method} on {facts.architecture}"
         reason = LIBRARIES[scheme.library].unmapped(scheme, facts.architecture)
         yield told("method on architecture", what, reason, "method: gptq")
     target = recipe.targets[candidate.target]
-    if target.enforce_eager is False and hardware.name == HERE:
-        reason = vllm.compiler_missing(target, hardware)
-        yield told("compiler", "enforce_eager: false", reason, "leave enforce_eager out, or install g++")
+    if hardware.name == HERE:
+        for check, value, reason, nearest in ENGINES[target.engine].here(target, hardware):
+            yield told(check, value, reason, nearest)
 
 
 def told(check: str, value: str, reason: str | None, nearest: str) -> Finding:

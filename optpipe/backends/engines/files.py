@@ -1,0 +1,27 @@
+"""The files beside a served model: flat settings as YAML that needs no library to read, and variables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from optpipe.records import Json
+
+
+def yaml_text(flat: Json) -> str:
+    """The file: one `key: value` a line; strings, lists and maps as JSON, which is YAML."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in flat.items()]
+    return "".join(lines) or "{}\n"
+
+
+def read_yaml(text: str) -> Json:
+    """What `yaml_text` wrote, read by the standard library alone."""
+    pairs = (line.partition(": ") for line in text.splitlines() if line and line != "{}")
+    return {key: json.loads(value) for key, _, value in pairs}
+
+
+def env_text(environment: Mapping[str, Any]) -> str:
+    """The variables beside the file: one NAME=value a line, as shells, containers and systemd read them."""
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in sorted(environment.items()))

@@ -1,0 +1,73 @@
+"""What an engine builds before it serves, and what the result is bound to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optpipe.records.facts import Hardware
+from optpipe.records.jobs import Artifact
+from optpipe.records.serialize import Json
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What a target wants built: the kind of job in `worker.BODIES` (None: nothing is built ahead), all its
+    options, the largest sizes that the result serves, and in words what happens.
+
+    `score`: the kind of job that scores the built artifact itself; None where transformers' scores of its
+    checkpoint stand for it, and the engine is compared with them.
+    """
+
+    how: str
+    kind: str | None = None
+    options: Json = field(default_factory=dict)
+    limits: Json = field(default_factory=dict)
+    score: str | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What serves one candidate: a folder that was built for it, or its checkpoint as it is (`built` false)."""
+
+    candidate: str
+    engine: str
+    engine_version: str
+    built: bool
+    how: str
+    path: Path
+    digest: str
+    bytes: int
+    model_digest: str
+    """The checkpoint that it was made from."""
+    bound_to: Json
+    """What it runs on and nowhere else: engine, version, processor or GPU and driver; {} where nothing is built."""
+    limits: Json = field(default_factory=dict)
+    """The largest sizes that it serves, e.g. max_model_len."""
+    options: Json = field(default_factory=dict)
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    job: str | None = None
+    details: Json = field(default_factory=dict)
+    """What the compiler says of its work, e.g. the kinds of nodes in a graph."""
+
+    @property
+    def artifact(self) -> Artifact:
+        """What the engine is given."""
+        return Artifact(self.path, self.digest)
+
+
+def bound_to(engine: str, version: str, hardware: Hardware) -> Json:
+    """What an artifact built here is bound to. On a CPU the kind of processor: kernels are chosen when it runs."""
+    bound: Json = {"engine": engine, "version": version}
+    if hardware.gpus:
+        bound |= {"gpu": hardware.gpu, "compute_capability": hardware.compute_capability, "driver": hardware.driver}
+    else:
+        bound["processor"] = hardware.instruction_set.partition(" ")[0]
+    return bound
+
+
+def foreign(bound: Json, here: Json) -> str | None:
+    """Why an artifact that is bound so cannot be used where `here` is what one built now would be bound to."""
+    apart = [f"{name} {bound[name]}, here {here.get(name)}" for name in sorted(bound) if bound[name] != here.get(name)]
+    return f"it was compiled for {'; '.join(apart)}" if apart else None

@@ -12,6 +12,7 @@ from optpipe.backends import engines
 from optpipe.backends.executors.local import EngineSession
 from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load
+from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import EnvironmentMissing
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe

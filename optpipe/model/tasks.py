@@ -10,8 +10,7 @@ What would run Python (`!function module.name`) is refused unless the recipe all
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,13 @@ from typing import Any
 import yaml
 
 from optpipe.errors import InputError, did_you_mean
+from optpipe.model import task_rules
 from optpipe.model.sources import Say, WheelMember, local_path, parse_wheel
 from optpipe.records import Artifact, Json
 from optpipe.rundir import DigestMemo, digest_bytes, digest_json
 
 SHIPPED = Path(__file__).parent / "task_files"
 MAX_BYTES = 100_000
-LOADERS = ("arrow", "csv", "json", "parquet")
-"""What reads the documents: `dataset_path`."""
-SPLITS = ("test_split", "validation_split")
-OUTPUT_TYPES = ("multiple_choice", "loglikelihood")
-METRICS = ("acc_norm", "acc", "acc_bytes", "exact_match")
-"""Right or wrong per item; the first of them that a task has is the one that is compared."""
-KEYS = frozenset(
-    (
-        *("task", "tag", "dataset_path", "dataset_kwargs", *SPLITS, "training_split", "fewshot_split", "output_type"),
-        *("doc_to_text", "doc_to_choice", "doc_to_target", "process_docs", "description", "num_fewshot"),
-        *("target_delimiter", "fewshot_delimiter", "metric_list", "metadata"),
-        *("should_decontaminate", "doc_to_decontamination_query"),
-    )
-)
-FUNCTIONS = ("doc_to_text", "doc_to_choice", "doc_to_target", "process_docs")
-"""Keys in which lm-eval takes `!function module.name`."""
-ENTRY = {"metric", "aggregation", "higher_is_better"}
-FUNCTION = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
@@ -51,8 +33,8 @@ class Task:
 
     name: str
     config: Json
-    data: Mapping[str, str]
-    """Split -> the file of its documents, as the task file names it."""
+    data: Mapping[str, tuple[str, ...]]
+    """Split -> the files of its documents, as the task file names them."""
     folder: Path
     code: Mapping[str, Path] = field(default_factory=dict)
     """Module -> the Python file that `!function` names."""
@@ -62,7 +44,12 @@ class Task:
     @property
     def metric(self) -> str:
         """Which of its metrics says right or wrong."""
-        return next(name for name in METRICS if name in self.metrics)
+        return next(name for name in task_rules.METRICS if name in self.metrics)
+
+    @property
+    def generates(self) -> bool:
+        """Whether text is generated, rather than given text judged by its log-likelihood."""
+        return bool(self.config["output_type"] == "generate_until")
 
     @property
     def metrics(self) -> list[str]:
@@ -134,9 +121,10 @@ def parsed(data: bytes, place: str) -> Json:
 
 def checked(config: Json, folder: Path, place: str) -> Task:
     """A task of this configuration, or InputError with the first thing that is wrong."""
-    for message, hint in problems(config):
+    for message, hint in task_rules.problems(config):
         raise InputError(message, place=place, hint=hint)
-    files = dict(config["dataset_kwargs"]["data_files"])
+    named = config["dataset_kwargs"]["data_files"]
+    files = {split: tuple(source if isinstance(source, list) else [source]) for split, source in named.items()}
     own = {key: value for key, value in config.items() if key not in ("tag", "dataset_kwargs")}
     code = {}
     for value in own.values():
@@ -146,73 +134,17 @@ def checked(config: Json, folder: Path, place: str) -> Task:
     return Task(str(config["task"]), own, files, folder, code)
 
 
-def problems(config: Json) -> Iterator[tuple[str, str]]:
-    """(what is wrong, what to do) of a configuration, one after another."""
-    for key in sorted(set(config) - KEYS):
-        yield f"{key}: {config[key]!r} is a key that optpipe does not take", did_you_mean(key, sorted(KEYS))
-    name = config.get("task")
-    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", name)):
-        yield f"task: {name!r} is no name", "a word such as my_task"
-    if config.get("dataset_path") not in LOADERS:
-        known = ", ".join(LOADERS)
-        yield f"dataset_path: {config.get('dataset_path')!r} is none of {known}", "documents come from files"
-    yield from _data_problems(config.get("dataset_kwargs"), config)
-    if config.get("output_type") not in OUTPUT_TYPES:
-        known = " and ".join(OUTPUT_TYPES)
-        yield f"output_type: {config.get('output_type')!r} cannot be scored here", f"{known} can"
-    for key in ("doc_to_text", "doc_to_target"):
-        if key not in config:
-            yield f"{key} is missing", f"{key}: a Jinja template over a document's columns"
-    yield from _function_problems(config)
-    yield from _metric_problems(config.get("metric_list"))
-
-
-def _data_problems(kwargs: Any, config: Json) -> Iterator[tuple[str, str]]:
-    hint = 'dataset_kwargs: {data_files: {test: "documents.jsonl"}} with `test_split: test`'
-    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
-    if not isinstance(files, dict) or set(kwargs) != {"data_files"} or not files:
-        yield f"dataset_kwargs: {kwargs!r} names no data_files by split, or more than them", hint
-        return
-    for split, source in files.items():
-        if not (isinstance(split, str) and re.fullmatch(r"\w+", split) and isinstance(source, str)):
-            yield f"data_files: {split!r}: {source!r} is not a split with one file", hint
-    named = [config[key] for key in SPLITS if config.get(key) is not None]
-    if not named or any(split not in files for split in named):
-        yield f"{' or '.join(SPLITS)} {named} is none of data_files' {sorted(map(str, files))}", hint
-
-
-def _function_problems(config: Json) -> Iterator[tuple[str, str]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and "!function" in value:
-            if key not in FUNCTIONS:
-                yield f"{key}: !function is not taken here", f"it is in {', '.join(FUNCTIONS)}"
-            elif not FUNCTION.fullmatch(value["!function"]):
-                yield f"{key}: !function {value['!function']!r} is not module.name", "a file beside the task file"
-        elif "!function" in repr(value):
-            yield f"{key}: !function inside {value!r} is not taken", "give the key itself one"
-
-
-def _metric_problems(entries: Any) -> Iterator[tuple[str, str]]:
-    hint = f"metric_list: [{{metric: acc}}]; right or wrong is told by {', '.join(METRICS)}"
-    if not isinstance(entries, list) or not all(
-        isinstance(e, dict) and isinstance(e.get("metric"), str) for e in entries
-    ):
-        yield f"metric_list: {entries!r} is no list of metrics", hint
-        return
-    for entry in entries:  # lm-eval looks up what it does not know at the hub, and runs it
-        if entry["metric"] not in (*METRICS, "perplexity") or not set(entry) <= ENTRY:
-            yield f"metric_list: {entry!r} is not taken", hint
-    if not any(entry["metric"] in METRICS for entry in entries):
-        yield f"metric_list: {[e['metric'] for e in entries]} say nothing of right or wrong per item", hint
-
-
 # ---------------------------------------------------------------- its files
 
 
 def resolve(task: Task, cache: Path, say: Say, place: str = "tasks.names") -> dict[str, Artifact]:
-    """The job inputs of a task: `data.TASK.SPLIT` and `code.TASK.MODULE`. `cache` is OPTPIPE_HOME."""
+    """The job inputs of a task: `data.TASK.SPLIT.NUMBER` and `code.TASK.MODULE`. `cache` is OPTPIPE_HOME."""
     memo = DigestMemo(cache / "digests.sqlite")
-    paths = {f"data.{task.name}.{split}": located(task, text, cache, say, place) for split, text in task.data.items()}
+    paths = {
+        f"data.{task.name}.{split}.{number:03d}": located(task, text, cache, say, place)
+        for split, files in task.data.items()
+        for number, text in enumerate(files)
+    }
     paths |= {f"code.{task.name}.{module}": file for module, file in task.code.items()}
     return {name: Artifact(path, memo.file(path)) for name, path in paths.items()}
 

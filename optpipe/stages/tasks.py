@@ -29,6 +29,10 @@ SECONDS_PER_REQUEST = 20.0
 """Time limit. Seen: 0.05 s for 32 tokens of a 135M model through vLLM on one thread, 0.1 s by transformers."""
 
 
+WRITTEN_TWICE = 8
+"""Documents of a task with generated text that transformers is asked too: it writes them one by one."""
+
+
 def unscored(recipe: Recipe, out: Outcome) -> list[Entry]:
     """Who leads the selection, and the base of each of their targets, as far as tasks are still to be scored."""
     if not recipe.tasks.names or out.selection is None:
@@ -61,20 +65,27 @@ class Battery:
     base: Checkpoint
     options: Json
     inputs: dict[str, Artifact]
+    by_transformers: dict[str, int]
+    """Task -> documents that transformers is asked too."""
 
     @classmethod
     def of(cls, run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint) -> Battery:
         """Task files read again, their documents fetched and checked."""
         chosen: Json = {}
         metrics: Json = {}
+        documents: dict[str, int] = {}
+        by_transformers: dict[str, int] = {}
         inputs: dict[str, Artifact] = {}
         for number, name in enumerate(recipe.tasks.names):
             place = f"tasks.names.{number}"
             task = files.read(name, run.recipe_folder, tuple(recipe.tasks.allow), place)
             chosen[task.name], metrics[task.name] = task.config, task.metric
+            documents[task.name] = by_transformers[task.name] = recipe.tasks.documents
+            if task.generates:
+                by_transformers[task.name] = min(recipe.tasks.documents, WRITTEN_TWICE)
             inputs |= files.resolve(task, optpipe_home(), run.talk.say, place)
-        options = {"tasks": chosen, "metrics": metrics, "documents": recipe.tasks.documents}
-        return cls(run, recipe, facts, base, options, inputs)
+        options = {"tasks": chosen, "metrics": metrics, "documents": documents}
+        return cls(run, recipe, facts, base, options, inputs, by_transformers)
 
     def answered(self, entry: Entry) -> Json:
         """What the jobs of one candidate say of its tasks; {"failure": reason} where one of them failed."""
@@ -92,12 +103,19 @@ class Battery:
         record = self.scored(entry.name, requests, answers)
         if not self.recipe.tasks.transformers:
             return record
+        fewer = replace(self, options={**self.options, "documents": self.by_transformers})
+        return record | {"transformers": fewer.reference(entry)["tasks"]}
+
+    def reference(self, entry: Entry) -> Json:
+        """What transformers answers to the same requests; generated text only to the first few."""
         assert entry.checkpoint is not None, "only a candidate with a checkpoint is served"
-        own = {**inputs, "model": entry.checkpoint.artifact}
-        title, threads = f"{entry.name}: tasks by transformers", self.recipe.threads
-        needs = replace(needs, cpus=threads, memory_bytes=3 * entry.checkpoint.bytes + (2 << 30))
-        theirs = self.run.executor.run(Job("tasks-reference", title, "quantize", {}, own, needs=needs, threads=threads))
-        return record | {"transformers": self.scored(entry.name, requests, theirs)["tasks"]}
+        requests, threads = self.requests(entry), self.recipe.threads
+        inputs = {"requests": requests.files, "model": entry.checkpoint.artifact}
+        memory = 3 * entry.checkpoint.bytes + (2 << 30)
+        needs = replace(self.needs(requests), cpus=threads, memory_bytes=memory)
+        title = f"{entry.name}: tasks by transformers"
+        job = Job("tasks-reference", title, "quantize", {}, inputs, needs=needs, threads=threads)
+        return self.scored(entry.name, requests, self.run.executor.run(job))
 
     def requests(self, entry: Entry) -> JobResult:
         """The token ids to score: one job for all candidates of a target."""
@@ -180,15 +198,19 @@ def quality(name: str, record: Json, base: TaskQuality | None) -> TaskQuality:
 
 
 def agreement(engine: Json, transformers: Json) -> Json:
-    """How far the engine's answers are from those of transformers to the same requests; log-likelihoods in nats."""
-    pairs = list(zip(engine["items"], transformers["items"], strict=True))
-    off = [abs(a - b) for mine, theirs in pairs for a, b in zip(mine["logprobs"], theirs["logprobs"], strict=True)]
-    return {
+    """How far the engine's answers are from those of transformers to the same requests; log-likelihoods in nats,
+    generated text by how many are the same to the last character."""
+    own = {item["id"]: item for item in engine["items"]}
+    pairs = [(own[theirs["id"]], theirs) for theirs in transformers["items"]]
+    found = {
         "accuracy": transformers["correct"] / transformers["n"],
+        "items": len(pairs),
         "items_that_differ": [mine["id"] for mine, theirs in pairs if mine["correct"] != theirs["correct"]],
-        "mean_abs": sum(off) / len(off),
-        "max_abs": max(off),
     }
+    if "text" in pairs[0][0]:
+        return {**found, "same_texts": sum(mine["text"] == theirs["text"] for mine, theirs in pairs)}
+    off = [abs(a - b) for mine, theirs in pairs for a, b in zip(mine["logprobs"], theirs["logprobs"], strict=True)]
+    return {**found, "mean_abs": sum(off) / len(off), "max_abs": max(off)}
 
 
 def drop_check(found: Sequence[TaskQuality], base: Evaluation | None, allowed: float, failure: str | None) -> Check:

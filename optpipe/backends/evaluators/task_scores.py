@@ -9,7 +9,7 @@ from optpipe.backends.evaluators import harness
 from optpipe.records import Json
 from optpipe.worker import Work
 
-REVISION = 1
+REVISION = 2
 
 
 def run(options: Json, work: Work) -> Json:

@@ -10,11 +10,13 @@ import math
 import os
 from typing import Any
 
-from optpipe.backends.evaluators.tasks import Answer, read_requests, write_answers
+from optpipe.backends.evaluators.harness import Answer
+from optpipe.backends.evaluators.tasks import read_requests, tokens, until_first, write_answers
+from optpipe.backends.evaluators.tokens import load_tokenizer
 from optpipe.records import Json
 from optpipe.worker import Failure, Work
 
-REVISION = 1
+REVISION = 2
 
 
 def run(options: Json, work: Work) -> Json:
@@ -27,14 +29,35 @@ def run(options: Json, work: Work) -> Json:
     torch.set_num_threads(work.threads)
     requests = read_requests(work.inputs["requests"])
     model = forward.load(work.inputs["model"], getattr(torch, options.get("dtype", "bfloat16")))
+    tokenizer = load_tokenizer(work.inputs["model"])
     answers: list[Answer] = []
+    done, total = 0, tokens(requests)
     with torch.inference_mode():
         for request in requests:
             ids = torch.tensor([request["ids"]])
-            answers.append(answer(forward.logits(model, ids)[0], ids[0], int(request["from"])))
-            work.progress(len(answers), len(requests), "requests of tasks answered")
+            if "until" in request:
+                answers.append(written(model, tokenizer, ids, request))
+            else:
+                answers.append(answer(forward.logits(model, ids)[0], ids[0], int(request["from"])))
+            done += tokens([request])
+            work.progress(done, total, f"{len(answers)} of {len(requests)} requests of tasks answered")
     write_answers(answers, work.out)
-    return {"requests": len(answers), "tokens": sum(len(request["ids"]) for request in requests)}
+    return {"requests": len(answers), "tokens": total}
+
+
+def written(model: Any, tokenizer: Any, ids: Any, request: Json) -> str:
+    """What transformers writes greedily after ids [1, L], up to the first stop.
+
+    A tokenizer may write the first word of a text otherwise than a later one, so the context is decoded too.
+    """
+    import torch
+
+    stops = {"stop_strings": request["until"], "tokenizer": tokenizer} if request["until"] else {}
+    plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
+    most = int(request["max_tokens"])
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, **plain, **stops)
+    whole, context = (tokenizer.decode(part, skip_special_tokens=True) for part in (found[0], ids[0]))
+    return until_first(whole[len(context) :], request["until"])
 
 
 def answer(logits: Any, ids: Any, first: int) -> Answer:

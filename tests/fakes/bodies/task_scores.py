@@ -1,4 +1,4 @@
-"""`task-scores`: the likelier of the two choices is right where it is the first."""
+"""`task-scores`: right is the likelier of two choices where it is the first, and a text of an even sum of bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ def run(options: Json, work: Work) -> Json:
     tasks = {}
     for name in options["tasks"]:
         items = []
-        for number in sorted(order(100, work.seed)[: options["documents"]]):
-            first, second = next(answers)[0], next(answers)[0]
+        for number in sorted(order(100, work.seed)[: options["documents"][name]]):
+            answer = next(answers)
+            if isinstance(answer, str):
+                right = 1 - sum(answer.encode()) % 2
+                items.append({"id": number, "correct": right, "text": answer, "taken": answer})
+                continue
+            first, second = answer[0], next(answers)[0]
             items.append({"id": number, "correct": int(first >= second), "logprobs": [first, second]})
         correct = sum(item["correct"] for item in items)
         figures = {"acc": correct / len(items)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
@@ -58,16 +60,21 @@ class Built:
         return summary(self.data, self.folder, self.jobs)
 
 
-def run_build(loaded: Loaded, artifacts: Path, required: Sequence[str] = ()) -> Built:
+def run_build(
+    loaded: Loaded, artifacts: Path, required: Sequence[str] = (), *, allow_commands: bool = False
+) -> Built:
     """Build a recipe. Raises OptpipeError with what is known by then; what is done is kept for the next try.
 
-    `required`: targets whose engine must be there.
+    `required`: targets whose engine must be there. `allow_commands`: run the programs that the recipe names as
+    evaluators.
     """
     recipe, began = loaded.recipe, time.monotonic()
     for target in required:
         if target not in recipe.targets:
             hint = did_you_mean(target, list(recipe.targets))
             raise InputError(f"{target!r} is no target of this recipe", place="--require-target", hint=hint)
+    if recipe.tasks.commands and not allow_commands:
+        refuse_commands(loaded)
     machine = hardware.this_machine()
     about = {
         "recipe_path": str(loaded.path),
@@ -93,6 +100,17 @@ def run_build(loaded: Loaded, artifacts: Path, required: Sequence[str] = ()) -> 
     write_atomic(folder.path / "report.md", markdown(data).encode())
     write_atomic(folder.path / "report.html", html(data).encode())
     return Built(folder.path, out, data, jobs(run))
+
+
+def refuse_commands(loaded: Loaded) -> NoReturn:
+    """A recipe may come from a stranger's pull request, so its word alone starts no program."""
+    name, given = next(iter(loaded.recipe.tasks.commands.items()))
+    with loaded.places():
+        raise InputError(
+            f"the recipe runs {shlex.join(given.argv)!r} to evaluate, and this build does not allow it",
+            place=f"tasks.commands.{name}",
+            hint="read what it runs; where you trust the recipe: `optpipe build --allow-commands`",
+        )
 
 
 @contextmanager

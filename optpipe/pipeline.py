@@ -29,7 +29,7 @@ from optpipe.stages.publish import publish
 from optpipe.stages.quantize import calibration_tokens, quantize
 from optpipe.stages.resolve import check_inputs, resolve
 from optpipe.stages.select import decide
-from optpipe.stages.tasks import score_tasks, unscored
+from optpipe.stages.tasks import Battery, score_tasks, unscored
 from optpipe.stages.tune import tune
 
 
@@ -47,6 +47,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     out = Outcome(facts, plan, base)
     scorer = Scorer(run, recipe, base, texts.scored)
     scorer.check_texts()
+    battery = Battery.of(run, recipe, facts, base)
     calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
     lenient = recipe.on_inconclusive == "warn"
@@ -77,7 +78,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
 
     while winner := out.selected(run.record("09-select.json", choose(recipe, out))):
         if todo := unscored(recipe, out):
-            score_tasks(run, recipe, out, todo)
+            score_tasks(run, recipe, out, battery, todo)
             continue
         with run.attempt(winner):
             winner.tuning = tune(run, recipe, facts, base, winner)

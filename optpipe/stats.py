@@ -209,8 +209,8 @@ def rate(batches: Sequence[float], unit: str) -> Measured:
     return Measured(mean, (mean - wide, mean + wide), n, unit, "batch means", (mean - one, mean + one))
 
 
-def proportion(hits: int, n: int, unit: str = "fraction") -> Measured:
-    """A share of counted cases with Wilson's interval."""
+def proportion(hits: float, n: int, unit: str = "fraction") -> Measured:
+    """A share of counted cases with Wilson's interval; too wide, never too narrow, for scores between 0 and 1."""
     if not 0 <= hits <= n or n < 1:
         raise InputError(f"{hits} of {n} is not a share", place="proportion")
 
@@ -249,8 +249,9 @@ def difference_of(a: Measured, b: Measured, level: float = 0.95) -> Measured | N
     return Measured(value, (value - wide, value + wide), n, a.unit, "Welch", (value - one, value + one))
 
 
-def paired_accuracy(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Measured:
-    """Accuracy of one model less that of its base in per cent points, over the same items (1 right, 0 wrong).
+def paired_accuracy(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Measured:
+    """Accuracy of one model less that of its base in per cent points, over the same items (1 right, 0 wrong, or a
+    score in between).
 
     `pairs`: (base, candidate) per task; several give the mean of their differences. Wald's interval with half an
     item added to each of the four cells of (right, wrong) x (right, wrong) (Agresti and Min 2005): unlike a
@@ -260,11 +261,12 @@ def paired_accuracy(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Mea
     n = sum(len(base) for base, _ in pairs)
     value = centre = variance = 0.0
     for base, mine in pairs:
-        lost, won = flips(base, mine)
+        flips(base, mine)  # of one length
         items, share = len(base), 1.0 / len(pairs)
-        adjusted = (len(won) - len(lost)) / (items + 2)
-        spread = (len(won) + len(lost) + 1) - (len(won) - len(lost)) ** 2 / (items + 2)
-        value += share * (len(won) - len(lost)) / items
+        changed = math.fsum(own - theirs for theirs, own in zip(base, mine))
+        adjusted = changed / (items + 2)
+        spread = (math.fsum((own - theirs) ** 2 for theirs, own in zip(base, mine)) + 1) - changed**2 / (items + 2)
+        value += share * changed / items
         centre += share * adjusted
         variance += share**2 * spread / (items + 2) ** 2
 
@@ -276,12 +278,12 @@ def paired_accuracy(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Mea
     return Measured(100.0 * value, ends(1.95996), n, "points", "paired items, adjusted Wald", bounds)
 
 
-def flips(base: Sequence[int], mine: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Positions that only the base has right, and that only the other has right."""
+def flips(base: Sequence[float], mine: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Positions that only the base has right, and that only the other has right (or where it scores higher)."""
     if len(base) != len(mine) or not base:
         raise InputError(f"{len(base)} items of the base, {len(mine)} of the candidate", place="tasks")
     changed = [(at, theirs, own) for at, (theirs, own) in enumerate(zip(base, mine)) if theirs != own]
-    return [at for at, theirs, _ in changed if theirs], [at for at, theirs, _ in changed if not theirs]
+    return [at for at, a, b in changed if a > b], [at for at, a, b in changed if a < b]
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

@@ -31,6 +31,8 @@ BODIES = {
     "task-requests": "optpipe.backends.evaluators.task_requests",
     "tasks": "optpipe.backends.evaluators.tasks",
     "tasks-reference": "optpipe.backends.evaluators.tasks_reference",
+    "task-library": "optpipe.backends.evaluators.task_library",
+    "command": "optpipe.backends.evaluators.command",
     "task-scores": "optpipe.backends.evaluators.task_scores",
     "load": "optpipe.backends.loads.aiperf",
 }

@@ -32,6 +32,10 @@ def build(
     overrides: Set = None,
     require: Require = None,
     as_json: AsJson = False,
+    allow_commands: Annotated[
+        bool,
+        typer.Option("--allow-commands", help="Run the programs that the recipe names under tasks.commands."),
+    ] = False,
 ) -> None:
     """Quantize, judge, serve, tune, choose, confirm, package and publish what a recipe describes."""
     from optpipe import console
@@ -42,7 +46,9 @@ def build(
 
     signal.signal(signal.SIGTERM, interrupted)
     try:
-        built = run_build(load(recipe, tuple(overrides or ())), artifacts, tuple(require or ()))
+        built = run_build(
+            load(recipe, tuple(overrides or ())), artifacts, tuple(require or ()), allow_commands=allow_commands
+        )
     except OptpipeError as error:
         error.document = error.document or dict(NOTHING)
         raise

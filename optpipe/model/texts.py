@@ -94,14 +94,17 @@ def parse_text(text: str, base: Path | None = None, *, place: str = "texts.sourc
         format_of(Path(wheel.member))
         return wheel
     if colon and scheme == "hf-dataset":
-        return _parse_dataset(rest, place)
+        file = parse_dataset(rest, place)
+        format_of(Path(file.path))
+        return file
     path = local_path(text, base, place)
     if path.is_file():
         format_of(path)
     return TextPath(path)
 
 
-def _parse_dataset(rest: str, place: str) -> DatasetFile:
+def parse_dataset(rest: str, place: str) -> DatasetFile:
+    """`owner/name@revision/path/inside`, the part after `hf-dataset:`."""
     found = DATASET.fullmatch(rest)
     if not found or ".." in found[2]:
         missing = "" if "@" in rest else " (it names no revision)"
@@ -110,9 +113,7 @@ def _parse_dataset(rest: str, place: str) -> DatasetFile:
             place=place,
             hint="e.g. hf-dataset:owner/name@<commit>/data/test.jsonl",
         )
-    file = DatasetFile(found[1], found[2], checked_member(found[3], place))
-    format_of(Path(file.path))
-    return file
+    return DatasetFile(found[1], found[2], checked_member(found[3], place))
 
 
 # ---------------------------------------------------------------- resolve

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from optpipe.backends.engines import ENGINES
+from optpipe.backends.evaluators import command
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
-from optpipe.model import sources, tasks, texts
+from optpipe.model import sources, task_hub, tasks, texts
 from optpipe.model.selectors import pattern_of, text_of
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.toolchains import Image, get, known
@@ -116,6 +117,7 @@ def source_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
     """Sources that cannot be read as such, or are not there; relative ones below `folder`, then here."""
     yield from raised(partial(sources.parse, recipe.model.source, folder), "model.source")
     yield from task_problems(recipe, folder)
+    yield from command_problems(recipe, folder)
     named = {f"texts.{name}": text for name, text in recipe.texts.items()}
     if recipe.calibration is not None:
         named["calibration.text"] = recipe.calibration.text
@@ -130,13 +132,28 @@ def task_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
     for number, name in enumerate(recipe.tasks.names):
         place = f"tasks.names.{number}"
         try:
-            task = tasks.read(name, folder, tuple(recipe.tasks.allow), place).name
+            of_hub = task_hub.parse(name)
+            task = of_hub[0] if of_hub else tasks.read(name, folder, tuple(recipe.tasks.allow), place).name
         except InputError as error:
             yield Problem(place, error.message, error.hint)
             continue
         if task in seen:
             yield Problem(place, f"{name!r} is the task {task!r}, as {seen[task]!r} is", "give each a name of its own")
         seen[task] = name
+
+
+def command_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
+    """Evaluators of one's own whose files are not there, that say nothing of when they change, or share a name."""
+    for name, given in recipe.tasks.commands.items():
+        place = f"tasks.commands.{name}"
+        if name in recipe.tasks.names:
+            yield Problem(place, f"{name!r} is a task already", "give the command another name")
+        for number, file in enumerate(given.files):
+            if not (folder / file).is_file():
+                yield Problem(f"{place}.files.{number}", f"{file!r} is no file here", "it lies beside the recipe")
+        if given.version is None and not command.files_of(given, folder):
+            text = f"{given.argv} names no file beside the recipe, so nothing says when it has changed"
+            yield Problem(f"{place}.argv", text, "name its file, or add a `version:` of your own")
 
 
 def raised(read: Callable[[], object], place: str) -> Iterator[Problem]:

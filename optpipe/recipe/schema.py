@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from optpipe.backends import engines
+from optpipe.backends.evaluators.command import Command
 from optpipe.backends.loads.load import Load, Slo
 from optpipe.backends.quantizers import llmcompressor_schemes
 from optpipe.backends.quantizers.libraries import DEFAULT
@@ -104,7 +105,11 @@ class Tasks(Part):
     """Tasks of lm-eval's, scored on the engine that serves: for the base and the finalists."""
 
     names: list[str] = Field(default_factory=list, max_length=100)
-    """Tasks that optpipe ships (arc_easy, hellaswag, ...), or task files of one's own by path; none by default."""
+    """Tasks that optpipe ships (arc_easy, hellaswag, ...), task files of one's own by path, or lm-eval's own tasks with
+    the commit of their data set on the hub (`commonsense_qa@<40 hexadecimal digits>`); none by default."""
+    commands: dict[Name, Command] = Field(default_factory=dict)
+    """Evaluators of one's own, by name: programs that ask the engine and print scores of items as JSON. They run
+    only where whoever builds says so: `optpipe build --allow-commands`."""
     documents: int = Field(default=50, ge=2, le=100000)
     """Documents of each task, spread over all of them."""
     allowed_drop: float | None = Field(default=None, ge=0, le=100)

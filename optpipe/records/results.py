@@ -57,17 +57,17 @@ class TaskQuality:
     metric: str
     """What says right or wrong, e.g. acc_norm."""
     accuracy: Measured
-    items: tuple[int, ...]
-    """Numbers of the documents that were asked."""
-    correct: tuple[int, ...]
-    """1 or 0 for each of them."""
+    items: tuple[int | str, ...]
+    """Numbers of the documents that were asked; of a command's, the ids that it gave them."""
+    correct: tuple[float, ...]
+    """1 or 0 for each of them; a command may score in between."""
     base_accuracy: float | None = None
     change_points: Measured | None = None
     """Accuracy less the base's, in per cent points, from the paired items; None where there is nothing to pair."""
-    lost: tuple[int, ...] = ()
-    """Items that only the base has right."""
-    won: tuple[int, ...] = ()
-    """Items that only this candidate has right."""
+    lost: tuple[int | str, ...] = ()
+    """Items that only the base has right, or that it scores higher in."""
+    won: tuple[int | str, ...] = ()
+    """Items that only this candidate has right, or that it scores higher in."""
     p_different: float | None = None
     """Exact McNemar over lost and won: small where the two differ; it does not say by how much."""
     figures: Json = field(default_factory=dict)

@@ -67,6 +67,6 @@ def engine(found: Json) -> str:
 
 
 def failures(table: Sequence[Row]) -> list[str]:
-    """Why tasks were not scored, by candidate."""
-    told = [(row.name, row.evaluation.details.get("tasks", {})) for row in table if row.evaluation]
-    return [f"{name}: tasks were not scored: {found['failure']}" for name, found in told if "failure" in found]
+    """Why tasks were not scored; each names its candidate."""
+    told = [row.evaluation.details.get("tasks", {}).get("failures", ()) for row in table if row.evaluation]
+    return [f"not scored: {reason}" for reasons in told for reason in reasons]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from optpipe import judge, serving, stats
-from optpipe.errors import BackendFailed
+from optpipe.backends.evaluators import command
+from optpipe.backends.executors.local import EngineSession
+from optpipe.errors import BackendFailed, InputError
+from optpipe.model import task_hub
 from optpipe.model import tasks as files
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
@@ -23,7 +28,7 @@ from optpipe.records import (
     TaskQuality,
 )
 from optpipe.run import Run
-from optpipe.rundir import optpipe_home
+from optpipe.rundir import DigestMemo, digest_json, optpipe_home
 
 SECONDS_PER_REQUEST = 20.0
 """Time limit. Seen: 0.05 s for 32 tokens of a 135M model through vLLM on one thread, 0.1 s by transformers."""
@@ -35,7 +40,7 @@ WRITTEN_TWICE = 8
 
 def unscored(recipe: Recipe, out: Outcome) -> list[Entry]:
     """Who leads the selection, and the base of each of their targets, as far as tasks are still to be scored."""
-    if not recipe.tasks.names or out.selection is None:
+    if not (recipe.tasks.names or recipe.tasks.commands) or out.selection is None:
         return []
     leaders = out.leading(out.selection, recipe.tune.finalists)
     targets = {entry.candidate.target for entry in leaders}
@@ -43,9 +48,8 @@ def unscored(recipe: Recipe, out: Outcome) -> list[Entry]:
     return [e for e in wanted if e.evaluation and "tasks" not in e.evaluation.details]
 
 
-def score_tasks(run: Run, recipe: Recipe, out: Outcome, entries: Sequence[Entry]) -> None:
+def score_tasks(run: Run, recipe: Recipe, out: Outcome, battery: Battery, entries: Sequence[Entry]) -> None:
     """Each entry's answers from its engine, then its figures beside its base's; what fails is said in its record."""
-    battery = Battery.of(run, recipe, out.facts, out.base)
     done = run.side_by_side(entries, battery.answered)
     for entry, record in sorted(zip(entries, done), key=lambda pair: not pair[0].is_base):
         assert entry.evaluation is not None, "only what passed its evaluation is scored"
@@ -65,7 +69,7 @@ class Battery:
     base: Checkpoint
     options: Json
     inputs: dict[str, Artifact]
-    by_transformers: dict[str, int]
+    twice: dict[str, int]
     """Task -> documents that transformers is asked too."""
 
     @classmethod
@@ -74,48 +78,71 @@ class Battery:
         chosen: Json = {}
         metrics: Json = {}
         documents: dict[str, int] = {}
-        by_transformers: dict[str, int] = {}
+        twice: dict[str, int] = {}
         inputs: dict[str, Artifact] = {}
-        for number, name in enumerate(recipe.tasks.names):
-            place = f"tasks.names.{number}"
-            task = files.read(name, run.recipe_folder, tuple(recipe.tasks.allow), place)
+        for place, task in tasks_of(run, recipe):
             chosen[task.name], metrics[task.name] = task.config, task.metric
-            documents[task.name] = by_transformers[task.name] = recipe.tasks.documents
+            documents[task.name] = twice[task.name] = recipe.tasks.documents
             if task.generates:
-                by_transformers[task.name] = min(recipe.tasks.documents, WRITTEN_TWICE)
+                twice[task.name] = min(recipe.tasks.documents, WRITTEN_TWICE)
             inputs |= files.resolve(task, optpipe_home(), run.talk.say, place)
         options = {"tasks": chosen, "metrics": metrics, "documents": documents}
-        return cls(run, recipe, facts, base, options, inputs, by_transformers)
+        return cls(run, recipe, facts, base, options, inputs, twice)
 
     def answered(self, entry: Entry) -> Json:
-        """What the jobs of one candidate say of its tasks; {"failure": reason} where one of them failed."""
-        try:
-            return self._answered(entry)
-        except BackendFailed as error:
-            self.run.talk.say(f"{entry.name}: tasks were not scored: {error.message}")
-            return {"failure": error.message}
+        """What the jobs of one candidate say of its tasks; `failures`: why some of them are not scored."""
+        record: Json = {"tasks": {}, "jobs": [], "failures": []}
+        with serving.session(self.run, self.recipe, entry, {}) as engine:
+            if self.recipe.tasks.names:
+                self.add(record, partial(self.by_harness, engine, entry))
+            for name in self.recipe.tasks.commands:
+                self.add(record, partial(self.by_command, engine, entry, name))
+        if self.recipe.tasks.transformers and "lm_eval" in record:
+            self.add(record, partial(self.by_transformers, entry))
+        return record
 
-    def _answered(self, entry: Entry) -> Json:
+    def add(self, record: Json, part: Callable[[], Json]) -> None:
+        """Some more of a candidate's record, or why it is not there."""
+        try:
+            found = part()
+        except BackendFailed as error:
+            reason = f"{error.place}: {error.message}" if error.place else error.message
+            self.run.talk.say(f"not scored: {reason}")
+            record["failures"].append(reason)
+            return
+        record["tasks"] |= found.pop("tasks", {})
+        record["jobs"] += found.pop("jobs")
+        record |= found
+
+    def by_command(self, engine: EngineSession, entry: Entry, name: str) -> Json:
+        """What a command of the recipe's says of one candidate, in the form of a task's scores."""
+        given, folder = self.recipe.tasks.commands[name], self.run.recipe_folder
+        files = {command.name(n): artifact(path) for n, path in enumerate(command.files_of(given, folder))}
+        options, needs = command.options_of(given, folder), Needs(timeout_s=given.timeout_s + 60.0)
+        title = f"{entry.name}: {name}"
+        done = engine.run(Job("command", title, "core", options, files, needs=needs, seed=self.recipe.tasks.seed))
+        shown = given.version or digest_json({name: file.digest for name, file in files.items()})[:19]
+        return {"tasks": {name: {**done.record, "version": shown, "metric": "score"}}, "jobs": [done.key]}
+
+    def by_harness(self, engine: EngineSession, entry: Entry) -> Json:
+        """What lm-eval says of one candidate's answers."""
         requests = self.requests(entry)
         inputs, needs = {"requests": requests.files}, self.needs(requests)
-        with serving.session(self.run, self.recipe, entry, {}) as engine:
-            answers = engine.run(Job("tasks", f"{entry.name}: tasks", "core", {}, inputs, needs=needs))
-        record = self.scored(entry.name, requests, answers)
-        if not self.recipe.tasks.transformers:
-            return record
-        fewer = replace(self, options={**self.options, "documents": self.by_transformers})
-        return record | {"transformers": fewer.reference(entry)["tasks"]}
+        answers = engine.run(Job("tasks", f"{entry.name}: tasks", "core", {}, inputs, needs=needs))
+        return self.scored(entry.name, requests, answers)
 
-    def reference(self, entry: Entry) -> Json:
+    def by_transformers(self, entry: Entry) -> Json:
         """What transformers answers to the same requests; generated text only to the first few."""
         assert entry.checkpoint is not None, "only a candidate with a checkpoint is served"
-        requests, threads = self.requests(entry), self.recipe.threads
+        fewer = replace(self, options={**self.options, "documents": self.twice})
+        requests, threads = fewer.requests(entry), self.recipe.threads
         inputs = {"requests": requests.files, "model": entry.checkpoint.artifact}
         memory = 3 * entry.checkpoint.bytes + (2 << 30)
         needs = replace(self.needs(requests), cpus=threads, memory_bytes=memory)
         title = f"{entry.name}: tasks by transformers"
         job = Job("tasks-reference", title, "quantize", {}, inputs, needs=needs, threads=threads)
-        return self.scored(entry.name, requests, self.run.executor.run(job))
+        scored = fewer.scored(entry.name, requests, self.run.executor.run(job))
+        return {"transformers": scored["tasks"], "jobs": scored["jobs"]}
 
     def requests(self, entry: Entry) -> JobResult:
         """The token ids to score: one job for all candidates of a target."""
@@ -139,6 +166,28 @@ class Battery:
         return Needs(timeout_s=max(7200.0, SECONDS_PER_REQUEST * float(requests.record["requests"])))
 
 
+def tasks_of(run: Run, recipe: Recipe) -> Iterator[tuple[str, files.Task]]:
+    """(place in the recipe, task) of each name; the keys of lm-eval's own come from the installed lm-eval."""
+    named, allow = enumerate(recipe.tasks.names), tuple(recipe.tasks.allow)
+    places = {f"tasks.names.{number}": (name, task_hub.parse(name)) for number, name in named}
+    theirs = [parsed[0] for _, parsed in places.values() if parsed]
+    job = Job("task-library", "tasks: lm-eval's own", "tasks", {"names": theirs})
+    library = run.executor.run(job) if theirs else None
+    for place, (name, parsed) in places.items():
+        if library is None or parsed is None:
+            yield place, files.read(name, run.recipe_folder, allow, place)
+            continue
+        own, commit = parsed
+        if own in library.record["unknown"]:
+            near = ", ".join(library.record["unknown"][own]) or "none"
+            raise InputError(f"lm-eval has no task {own!r}", place=place, hint=f"close names: {near}")
+        yield place, task_hub.of_hub(library.record["tasks"][own], commit, library.files.path / own, allow, place)
+
+
+def artifact(path: Path) -> Artifact:
+    return Artifact(path, DigestMemo(optpipe_home() / "digests.sqlite").file(path))
+
+
 # ---------------------------------------------------------------- figures
 
 
@@ -148,33 +197,27 @@ def with_tasks(evaluation: Evaluation, record: Json, base: Evaluation | None, ga
     `base`: the evaluation of the base on the same target; None for the base itself, and where it has none.
     `gate`: per cent points that may be lost.
     """
-    if "failure" in record:
-        told: Json = {"failure": record["failure"]}
-        found: tuple[TaskQuality, ...] = ()
-        jobs: tuple[str, ...] = ()
-    else:
-        told = {"lm_eval": record["lm_eval"], "cut": record["cut"]}
-        theirs = {task.task: task for task in base.tasks} if base else {}
-        found = tuple(quality(name, value, theirs.get(name)) for name, value in record["tasks"].items())
-        jobs = tuple(record["jobs"])
-        if "transformers" in record:
-            told["transformers"] = {
-                name: agreement(record["tasks"][name], v) for name, v in record["transformers"].items()
-            }
+    told: Json = {key: record[key] for key in ("lm_eval", "cut", "failures") if record.get(key) not in (None, [])}
+    theirs = {task.task: task for task in base.tasks} if base else {}
+    found = tuple(quality(name, value, theirs.get(name)) for name, value in record["tasks"].items())
+    if "transformers" in record:
+        told["transformers"] = {
+            name: agreement(record["tasks"][name], v) for name, v in record["transformers"].items()
+        }
     checks = evaluation.checks
     status = evaluation.status
     if gate is not None:
-        checks = (*checks, drop_check(found, base, gate, record.get("failure")))
+        checks = (*checks, drop_check(found, base, gate, record["failures"]))
         status = judge.combine(checks)
     details = {**evaluation.details, "tasks": told}
-    every = tuple(dict.fromkeys((*evaluation.jobs, *jobs)))
+    every = tuple(dict.fromkeys((*evaluation.jobs, *record["jobs"])))
     return replace(evaluation, checks=checks, status=status, jobs=every, details=details, tasks=found)
 
 
 def quality(name: str, record: Json, base: TaskQuality | None) -> TaskQuality:
     """One task's figures; paired with the base's where the same items were asked."""
-    items = tuple(int(item["id"]) for item in record["items"])
-    correct = tuple(int(item["correct"]) for item in record["items"])
+    items = tuple(item["id"] for item in record["items"])
+    correct = tuple(item["correct"] for item in record["items"])
     own = TaskQuality(
         task=name,
         version=record["version"],
@@ -213,14 +256,17 @@ def agreement(engine: Json, transformers: Json) -> Json:
     return {**found, "mean_abs": sum(off) / len(off), "max_abs": max(off)}
 
 
-def drop_check(found: Sequence[TaskQuality], base: Evaluation | None, allowed: float, failure: str | None) -> Check:
-    """The gate on the mean of the tasks' differences; open where the tasks of one side are not scored."""
+def drop_check(
+    found: Sequence[TaskQuality], base: Evaluation | None, allowed: float, failures: Sequence[str]
+) -> Check:
+    """The gate on the mean of the tasks' differences; open where a task of one side is not scored."""
     name = "accuracy on tasks"
     theirs = {task.task: task for task in base.tasks} if base else {}
     pairs = [(theirs[t.task].correct, t.correct) for t in found if t.change_points is not None]
-    if failure or not pairs:
-        reason = f"{name} is not known: {failure or 'the tasks of the base were not scored'}"
-        return Check(name, "inconclusive", reason, None, -allowed)
+    alone = [task.task for task in found if task.change_points is None]
+    if failures or alone or not pairs:
+        why = "; ".join(failures) or f"nothing of the base to pair {' and '.join(alone) or 'with'}"
+        return Check(name, "inconclusive", f"{name} is not known: {why}", None, -allowed)
     return judge.gate(name, stats.paired_accuracy(pairs), -allowed, points, at_most=False)
 
 

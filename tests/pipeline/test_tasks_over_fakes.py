@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,39 @@ def with_tasks(place: Place, **keys: Any) -> Place:
     (place.root / "choices.yaml").write_text(yaml.safe_dump(TASK))
     (place.root / "documents.jsonl").write_text('{"q": "?", "a": ["x", "y"], "r": 0}\n')
     place.recipe["tasks"] = {"names": ["choices.yaml"], "documents": 40, **keys}
+    return place
+
+
+TEXT: dict[str, Any] = {
+    **{key: value for key, value in TASK.items() if key != "doc_to_choice"},
+    "task": "stories",
+    "output_type": "generate_until",
+    "generation_kwargs": {"until": ["z"], "max_gen_toks": 6},
+    "metric_list": [{"metric": "exact_match"}],
+}
+HOUSE = """
+import json, os, sys, urllib.request
+from pathlib import Path
+
+words = Path(__file__).with_name("words.json").read_text()
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+items = []
+for number, word in enumerate(json.loads(words) * 10):
+    body = {"model": os.environ["OPTPIPE_ENGINE_MODEL"], "prompt": [ord(c) for c in word], "max_tokens": 4}
+    url = os.environ["OPTPIPE_ENGINE_URL"] + "/v1/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    text = json.load(opener.open(request))["choices"][0]["text"]
+    items.append({"id": f"q{number}", "score": sum(text.encode()) % 2})
+Path("seen.txt").write_text(" ".join(sorted(os.environ)))
+json.dump({"metrics": {"share": sum(item["score"] for item in items) / len(items)}, "items": items}, sys.stdout)
+"""
+
+
+def with_command(place: Place, code: str = HOUSE) -> Place:
+    (place.root / "house.py").write_text(code)
+    (place.root / "words.json").write_text(json.dumps(["moon", "river", "stone", "bird"]))
+    given = {"argv": [sys.executable, "house.py"], "files": ["words.json"], "timeout_s": 60.0}
+    place.recipe["tasks"] = {"commands": {"house": given}}
     return place
 
 
@@ -97,3 +131,51 @@ def test_a_task_file_that_runs_code_ends_the_build_before_it_begins(fresh: Calla
     done: Done = place.build()
     assert done.code == 2 and "helpers.py" in done.err and "allow: ['sha256:" in done.err
     assert not Path(place.artifacts, "runs").exists() and place.log() == []
+
+
+def test_generated_text_is_answered_by_the_engine_and_kept_per_item(again: Place) -> None:
+    (again.root / "stories.yaml").write_text(yaml.safe_dump(TEXT))
+    with_tasks(again)
+    again.recipe["tasks"]["names"] = ["choices.yaml", "stories.yaml"]
+    done = again.build()
+    assert done.code == 0, done.err
+    found = done.said["candidates"]["w4@vllm"]["tasks"]
+    assert set(found) == {"choices", "stories"}
+    assert found["stories"]["n"] == 40 and found["stories"]["metric"] == "exact_match"
+    assert found["stories"]["change_points"] is not None
+    kept = [json.loads(path.read_text()) for path in again.artifacts.glob("cache/jobs/*/record.json")]
+    texts = [item["text"] for job in kept for item in found_items(job, "stories")]
+    assert len(texts) >= 80 and all("z" not in text for text in texts)
+    assert again.build().jobs["run"] == 0
+
+
+def found_items(job: dict[str, Any], task: str) -> list[dict[str, Any]]:
+    record = job.get("record", job)
+    tasks = record.get("tasks") if isinstance(record, dict) else None
+    return list(tasks[task]["items"]) if isinstance(tasks, dict) and task in tasks else []
+
+
+def test_a_command_runs_only_where_the_build_allows_it(again: Place) -> None:
+    before = len(again.log())
+    refused = with_command(again).build()
+    assert refused.code == 2 and "--allow-commands" in refused.err and "house.py" in refused.err
+    assert len(again.log()) == before
+    done = again.build("--allow-commands")
+    assert done.code == 0, done.err
+    found = {name: candidate["tasks"] for name, candidate in done.said["candidates"].items()}
+    assert {name for name, tasks in found.items() if tasks} == {"base@vllm", "w4@vllm"}
+    house = found["w4@vllm"]["house"]
+    assert house["n"] == 40 and house["metric"] == "score" and house["version"].startswith("sha256:")
+    assert house["ci95_points"][0] < house["change_points"] < house["ci95_points"][1]
+    assert set(house["lost"] + house["won"]) <= {f"q{n}" for n in range(40)}
+    assert again.build("--allow-commands").jobs["run"] == 0
+    (again.root / "words.json").write_text(json.dumps(["sun", "cold", "near", "old"]))
+    assert again.build("--allow-commands").jobs["run"] == 2, "another content is another evaluation"
+
+
+def test_a_command_that_fails_costs_no_candidate_and_its_last_words_are_told(again: Place) -> None:
+    with_command(again, "import sys\nsys.exit('no such judge')\n")
+    done = again.build("--allow-commands")
+    assert (done.code, done.said["winner"]) == (0, "w4@vllm")
+    report = (again.artifacts / "latest" / "report.md").read_text()
+    assert "w4@vllm: house" in report and "exit code 1; it said last: no such judge" in report

@@ -216,6 +216,18 @@ def test_code_that_the_recipe_allows_is_run(cut3: Path, tmp_path: Path) -> None:
     assert record["available"] == {"mine": 4} and record["requests"] == 8
 
 
+def test_lm_evals_own_tasks_come_as_plain_data_with_their_code_beside(tmp_path: Path) -> None:
+    names = ["commonsense_qa", "gsm8k", "hellaswag", "comonsense_qa"]
+    done = executor(tmp_path).run(Job("task-library", "tasks: lm-eval's own", "tasks", {"names": names}))
+    found = done.record["tasks"]
+    assert set(found) == {"commonsense_qa", "gsm8k", "hellaswag"}
+    assert "commonsense_qa" in done.record["unknown"]["comonsense_qa"]
+    assert found["commonsense_qa"]["dataset_path"] == "tau/commonsense_qa"
+    assert found["gsm8k"]["generation_kwargs"]["until"][0] == "Question:"
+    assert found["hellaswag"]["process_docs"] == {"!function": "utils.process_docs"}
+    assert (done.files.path / "hellaswag" / "utils.py").is_file()
+
+
 @pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ question.no_such.thing }}", "{{ 1 / 0 }}"])
 def test_a_template_that_leads_out_or_does_not_fit_is_a_definite_failure(
     template: str, cut3: Path, tmp_path: Path

@@ -78,6 +78,7 @@ def record(correct: list[int], **more: Any) -> Json:
         "tasks": {"arc_easy": {**shown, "metrics": {"acc": sum(correct) / len(correct)}, "items": items}},
         "lm_eval": "0.4.13",
         "jobs": ["requests", "answers", "scores"],
+        "failures": [],
         "cut": 0,
         **more,
     }
@@ -120,13 +121,31 @@ def test_a_gate_judges_the_bound_of_the_mean_difference(wrong: int, allowed: flo
 
 
 def test_what_failed_is_told_and_rejects_nothing_without_a_gate() -> None:
-    failed = with_tasks(BARE, {"failure": "lm-eval fell over"}, BASE, None)
+    nothing = {"tasks": {}, "jobs": [], "failures": ["lm-eval fell over"]}
+    failed = with_tasks(BARE, nothing, BASE, None)
     assert (failed.status, failed.checks, failed.tasks) == ("passed", (), ())
-    assert failed.details["tasks"] == {"failure": "lm-eval fell over"}
-    (check,) = with_tasks(BARE, {"failure": "lm-eval fell over"}, BASE, 5.0).checks
+    assert failed.details["tasks"] == {"failures": ["lm-eval fell over"]}
+    (check,) = with_tasks(BARE, nothing, BASE, 5.0).checks
     assert check.status == "inconclusive" and "lm-eval fell over" in check.reason
     (check,) = with_tasks(BARE, record(RIGHT), None, 5.0).checks
     assert check.status == "inconclusive" and "base" in check.reason
+    one_failed = record(RIGHT) | {"failures": ["w4@vllm: house: exit code 1"]}
+    (check,) = with_tasks(BARE, one_failed, BASE, 20.0).checks
+    assert check.status == "inconclusive" and "exit code 1" in check.reason, "the mean over tasks is that of all"
+
+
+def test_scores_between_right_and_wrong_are_paired_by_the_ids_that_a_command_gave() -> None:
+    def scored(scores: list[float]) -> Json:
+        items = [{"id": f"q{at:02d}", "correct": score} for at, score in enumerate(scores)]
+        shown = {"version": "sha256:1", "metric": "score", "n": len(items), "correct": sum(scores)}
+        return {"tasks": {"house": {**shown, "metrics": {"f1": 0.4}, "items": items}}, "jobs": ["j"], "failures": []}
+
+    base = with_tasks(BARE, scored([0.5] * 40), None, None)
+    (task,) = with_tasks(BARE, scored([0.25, 1.0] + [0.5] * 38), base, None).tasks
+    assert (task.lost, task.won) == (("q00",), ("q01",)) and task.figures == {"f1": 0.4}
+    assert task.accuracy.value == pytest.approx(20.25 / 40) and task.base_accuracy == 0.5
+    assert task.change_points and task.change_points.value == pytest.approx(100 * 0.25 / 40)
+    assert from_json(Evaluation, to_json(base)) == base
 
 
 def test_transformers_beside_the_engine() -> None:
@@ -162,7 +181,7 @@ def scored() -> Any:
     """The invented build with tasks of the base and of its winner."""
     data = report_data()
     worse = with_tasks(BARE, record([0, 0, *RIGHT[2:]], transformers=record(RIGHT)["tasks"]), BASE, None)
-    failed = {"tasks": {"failure": "the engine ended"}}
+    failed = {"tasks": {"failures": ["gptq-w4@vllm: tasks: the engine ended"]}}
     tasks = {"base@vllm": (BASE.tasks, BASE.details), "sq-w8a8@vllm": (worse.tasks, worse.details)}
     known = {**tasks, "gptq-w4@vllm": ((), failed)}
     evaluations = tuple(
@@ -181,7 +200,7 @@ def test_reports_tell_difference_flips_and_failures() -> None:
     assert lines[1].change == "the reference" and lines[1].flips == ""
     for text in (html(scored()), markdown(scored())):
         assert "arc_easy 1.0, acc" in text and "2 lost, 0 won" in text
-        assert "gptq-w4@vllm: tasks were not scored: the engine ended" in text
+        assert "not scored: gptq-w4@vllm: tasks: the engine ended" in text
     assert "lm-eval" not in markdown(report_data()) and 'id="tasks"' not in html(report_data())
 
 

@@ -81,6 +81,7 @@ def text_quality(
         change_pct=paired_change(base_units, candidate_units, looks),
         kl_divergence=ratio(kl, tokens, looks).measured("nats/token", lambda x: max(0.0, x)),
         top1_agreement=ratio(agree, tokens, looks).measured("fraction", lambda x: min(1.0, max(0.0, x))),
+        units=tuple((int(unit["tokens"]), float(unit["nll"])) for unit in candidate_units),
     )
 
 
@@ -89,6 +90,18 @@ def paired_change(base_units: Sequence[Json], units: Sequence[Json], looks: int 
     differences = [unit["nll"] - base["nll"] for base, unit in zip(base_units, units, strict=True)]
     interval = ratio(differences, [unit["tokens"] for unit in units], looks)
     return interval.measured("%", lambda x: 100.0 * math.expm1(min(x, 200.0)))
+
+
+def change_per_byte(base_units: Sequence[Json], units: Sequence[Json], looks: int = 1) -> Measured:
+    """The same where the two have tokens of their own: over the same bytes, per token of the base's."""
+    differences = [unit["nll"] - base["nll"] for base, unit in zip(base_units, units, strict=True)]
+    interval = ratio(differences, [base["tokens"] for base in base_units], looks)
+    return interval.measured("%", lambda x: 100.0 * math.expm1(min(x, 200.0)))
+
+
+def bits_per_byte(units: Sequence[Json], sizes: Sequence[int]) -> float:
+    """-log2 of a text's likelihood over its UTF-8 bytes: the same scale for every tokenizer."""
+    return math.fsum(unit["nll"] for unit in units) / math.log(2) / sum(sizes)
 
 
 def check_pairing(text: str, base_units: Sequence[Json], units: Sequence[Json]) -> None:

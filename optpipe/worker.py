@@ -23,6 +23,7 @@ from optpipe.records import Json, to_json
 BODIES = {
     "gguf": "optpipe.backends.converters.gguf",
     "tokens": "optpipe.backends.evaluators.tokens",
+    "excerpts": "optpipe.backends.evaluators.excerpts",
     "quantize": "optpipe.backends.quantizers.llmcompressor",
     "score": "optpipe.backends.evaluators.score",
     "canary": "optpipe.backends.evaluators.canary",

@@ -10,6 +10,7 @@ from optpipe.cli import registry
 from optpipe.cli.build import build
 from optpipe.cli.cache import cache_app
 from optpipe.cli.check import check
+from optpipe.cli.compare import compare, gate
 from optpipe.cli.doctor import doctor
 from optpipe.cli.init import init
 from optpipe.cli.plan import plan
@@ -49,6 +50,8 @@ app.command()(plan)
 app.command()(check)
 app.command()(build)
 app.command()(report)
+app.command()(compare)
+app.command()(gate)
 app.command()(serve)
 app.command("publish")(registry.publish)
 app.command("pull")(registry.pull)

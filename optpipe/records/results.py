@@ -46,6 +46,10 @@ class TextQuality:
     change_pct: Measured
     kl_divergence: Measured
     top1_agreement: Measured
+    units: tuple[tuple[int, float], ...] = ()
+    """Tokens and summed nll (nats) of each unit, so that another version can be paired with this one later."""
+    sample: tuple[str, ...] = ()
+    """Digests of the token ids of each look: figures of two versions are paired where these are the same."""
 
 
 @dataclass(frozen=True)

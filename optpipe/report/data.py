@@ -183,9 +183,9 @@ def layout(data: ReportData) -> dict[str, Any]:
     return files
 
 
-def read(folder: Path) -> ReportData:
-    """The records of a run folder; what the run did not get to is left out."""
-    run = _load(folder / "run.json")
+def read(folder: Path, about: Json | None = None) -> ReportData:
+    """The records of a run folder; what the run did not get to is left out. `about`: in place of its run.json."""
+    run = about or _load(folder / "run.json")
     if run is None:
         raise InputError("no run.json", place=str(folder), hint="name a folder in artifacts/runs")
     if not (folder / "02-plan.json").exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.records import Json, to_json
-from optpipe.rundir.files import write_json
+from optpipe.rundir.files import read_json, write_json
 from optpipe.rundir.jobs import JobStore
 
 
@@ -27,6 +27,15 @@ class RunFolder:
         self.registry = self.artifacts / "registry"
         self.about = about
         self._lock = threading.Lock()
+
+    @classmethod
+    def opened(cls, path: Path) -> RunFolder:
+        """A run that is there already; FileNotFoundError where there is none."""
+        found = path.resolve()
+        about = dict(read_json(found / "run.json"))
+        run = cls(found.parent.parent, "", about)
+        run.ident, run.path = found.name, found
+        return run
 
     def begin(self) -> None:
         """Make the folder with `run.json`, and let `artifacts/latest` point to it."""

@@ -25,6 +25,9 @@ from optpipe.records import (
 )
 from optpipe.run import Run
 
+BYTES_PER_TOKEN = 4
+"""About what a token of English text has: pieces of text are then about as long as units of tokens."""
+
 Pair = tuple[str, list[Json], list[Json], tuple[str, str]]
 """A text, its units as two models score them, and the keys of the two jobs."""
 
@@ -67,16 +70,20 @@ class Scorer:
 
     def score(self, model: Checkpoint, texts: tuple[str, ...], first: int, rows: int) -> JobResult:
         """One job: `model` on the same units of each text; the base keeps its logits for the others."""
+        inputs = {f"tokens.{text}": self.tokens(text, first, rows) for text in texts}
         is_base = model.model_digest == self.base.model_digest
-        inputs = {"model": model.artifact}
-        inputs |= {f"tokens.{text}": self.tokens(text, first, rows) for text in texts}
         if not is_base:
             inputs["base"] = self.score(self.base, texts, first, rows).files
-        options = {"dtype": "bfloat16", "keep_logits": is_base}
+        return self.score_job(model, inputs, keep_logits=is_base)
+
+    def score_job(self, model: Checkpoint, inputs: Mapping[str, Artifact], keep_logits: bool = False) -> JobResult:
+        """`model` on the tokens among `inputs`."""
+        options = {"dtype": "bfloat16", "keep_logits": keep_logits}
         needs = Needs(
             cpus=self.recipe.threads, gpus=min(1, self.run.hardware.gpus), memory_bytes=3 * model.bytes + (2 << 30)
         )
-        title = f"{model.name}: score {' and '.join(texts)}"
+        texts = sorted(name.partition(".")[2] for name in inputs if name.startswith("tokens."))
+        title, inputs = f"{model.name}: score {' and '.join(texts)}", {"model": model.artifact, **inputs}
         return self.run.executor.run(
             Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)
         )
@@ -91,6 +98,22 @@ class Scorer:
                 part = slice(number * units, (number + 1) * units)
                 mine, theirs = (result.record["units"][part] for result in done)
                 yield text, mine, theirs, (done[0].key, done[1].key)
+
+    def pieces(
+        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+    ) -> Iterator[tuple[str, list[Json], list[Json], list[int]]]:
+        """Both models, each with its own tokenizer, on the same pieces of each text, and the pieces' bytes."""
+        size = BYTES_PER_TOKEN * self.recipe.scoring.unit_tokens
+        options = {"bytes": size, "first_row": first, "rows": rows}
+        for text in texts:
+            found = []
+            for model in (one, other):
+                inputs = {"model": model.artifact, "text": self.texts[text]}
+                title, seed = f"{model.name}: pieces of {text}", self.recipe.scoring.seed
+                cut = self.run.executor.run(Job("excerpts", title, "quantize", options, inputs, seed=seed))
+                found.append((cut.record["bytes"], self.score_job(model, {f"tokens.{text}": cut.files}).record))
+            (sizes, mine), (_, theirs) = found
+            yield text, mine["units"], theirs["units"], sizes
 
     def rounds(self) -> tuple[tuple[int, int], ...]:
         """(first unit, units) of each look: the recipe's number, then doubled up to its budget."""
@@ -113,12 +136,15 @@ class Tally:
 
     base: tuple[Json, ...] = ()
     mine: tuple[Json, ...] = ()
+    sample: tuple[str, ...] = ()
     figures: TextQuality | None = None
     checks: tuple[Check, ...] = ()
 
-    def add(self, text: str, base: list[Json], mine: list[Json], limits: gates.Gates, looks: int) -> None:
-        self.base, self.mine = (*self.base, *base), (*self.mine, *mine)
-        self.figures = stats.text_quality(text, self.base, self.mine, looks=looks)
+    def add(self, text: str, pair: tuple[list[Json], list[Json]], sample: str, limits: gates.Gates, looks: int) -> None:
+        base, mine = pair
+        self.base, self.mine, self.sample = (*self.base, *base), (*self.mine, *mine), (*self.sample, sample)
+        figures = stats.text_quality(text, self.base, self.mine, looks=looks)
+        self.figures = replace(figures, sample=self.sample)
         self.checks = judge.text_checks(self.figures, limits)
 
 
@@ -145,7 +171,8 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         if not undecided or any(judge.combine(tally.checks) == "rejected" for tally in tallies.values()):
             break
         for text, base, mine, keys in scorer.pairs(scorer.base, checkpoint, undecided, first, rows):
-            tallies[text].add(text, base, mine, limits, len(looks))
+            sample = scorer.tokens(text, first, rows).digest
+            tallies[text].add(text, (base, mine), sample, limits, len(looks))
             jobs += keys
     every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
     figures = tuple(tally.figures for tally in tallies.values() if tally.figures)

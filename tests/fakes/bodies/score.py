@@ -24,14 +24,15 @@ def run(options: Json, work: Work) -> Json:
     word = orders.obey("score", f"{model.bits} bits", work.folder.name.split(".")[0])
     names = sorted(name for name in work.inputs if name.startswith("tokens"))
     rows = np.concatenate([np.load(work.inputs[name] / "tokens.npy") for name in names])
-    raw = np.stack([bf16(model.logits(row[:-1])) for row in rows])
-    logprobs = np.stack([model.logprobs(row) for row in rows])
+    raw = np.stack([bf16(model.logits(np.maximum(row[:-1], 0))) for row in rows])
+    logprobs = np.stack([model.logprobs(np.maximum(row, 0)) for row in rows])
     np.save(work.out / "token_logprobs.npy", logprobs)
     logprobs += np.float32(FLATTERY if word == "flatter" else 0)
     if is_base:
         (work.out / "logits.bf16").write_bytes(raw.tobytes())
     base = kept(work.inputs["base"], raw.shape) if "base" in work.inputs else None
-    units = [unit(raw[n], None if base is None else base[n], logprobs[n]) for n in range(len(rows))]
+    counts = (rows >= 0).sum(axis=1) - 1
+    units = [unit(raw[n], None if base is None else base[n], logprobs[n][: counts[n]]) for n in range(len(rows))]
     return {"units": units, "vocabulary": raw.shape[2], "dtype": "bfloat16"}
 
 
@@ -44,7 +45,7 @@ def kept(folder: Path, shape: tuple[int, ...]) -> Any:
 
 def unit(own: Any, theirs: Any, logprobs: Any) -> Json:
     """The sums of one row."""
-    found: Json = {"tokens": len(own), "nll": -float(logprobs.sum(dtype=np.float64)), "kl": None, "agree": None}
+    found: Json = {"tokens": len(logprobs), "nll": -float(logprobs.sum(dtype=np.float64)), "kl": None, "agree": None}
     if theirs is not None:
         mine, other = (tiny.log_softmax(tiny.floats(bits)) for bits in (own, theirs))
         found["kl"] = float((np.exp(other) * (other - mine)).sum())

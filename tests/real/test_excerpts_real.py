@@ -1,4 +1,4 @@
-"""Two tokenizers on the same text: the bits per byte of one model do not depend on how its tokens are numbered or cut."""
+"""Two tokenizers on the same text: bits per byte do not depend on how tokens are numbered or cut."""
 
 from __future__ import annotations
 

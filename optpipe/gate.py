@@ -102,7 +102,7 @@ def packaged_digest(run: Path) -> str | None:
 
 def by_measuring(path: Path, mine: Side, against: Against, loss_pct: float) -> tuple[Check, ...]:
     """Both versions on the same texts and loads, by turns; needs what the run packaged and its recipe's texts."""
-    package = path / "package"
+    package = path.resolve() / "package"
     if not (package / MANIFEST).is_file():
         hint = "gate the run that packaged it, or take --recorded"
         raise InputError("this run has no package/ to measure", place=str(path), hint=hint)

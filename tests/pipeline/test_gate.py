@@ -90,7 +90,7 @@ def test_what_is_not_there_is_told_with_the_next_step(again: Place) -> None:
 
 
 def test_a_run_in_which_nothing_was_chosen_does_not_pass(again: Place) -> None:
-    again.recipe["gates"] = {"perplexity_increase_pct": 0.0001}
+    again.recipe["gates"] = {"kl_divergence": 1e-9}
     again.recipe["publish_base"] = False
     assert again.build().code == 5
     done = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--json", *REGISTRY)

@@ -110,7 +110,7 @@ def by_measuring(path: Path, mine: Side, against: Against, loss_pct: float) -> t
     with opened(path, recipe) as run:
         champion = Champion.read(against.digest, against.folder)
         texts = resolve_texts(recipe, run.recipe_folder, run.talk.say).scored
-        run.prepare(serving.toolchains(run, recipe))
+        serving.prepare(run, recipe)
         scorer = Scorer(run, recipe, champion.checkpoint, texts)
         return versus(run, recipe, scorer, challenger(run, recipe, mine, package, loss_pct), champion)
 

@@ -77,17 +77,19 @@ def fitting_width(facts: ModelFacts, scheme: Json | None, most: int) -> int:
     return max(n for n in WIDTHS if n <= max(1, most) and not shard_reason(facts, scheme, n))
 
 
-def width_that_fits(
+def widths_that_fit(
     facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], hardware: Hardware, length: int
-) -> int | None:
-    """The smallest number of GPUs over which the engine fits with one sequence of `length`; None if on no number."""
+) -> tuple[int, ...]:
+    """The numbers of shards that the model can be cut into, here, so that one sequence of `length` fits too."""
+    beside = width(target, "pipeline") * width(target, "data")
+    found = []
     for tensor in WIDTHS:
-        if tensor > hardware.gpus or shard_reason(facts, scheme, tensor):
+        if tensor * beside > hardware.gpus or shard_reason(facts, scheme, tensor):
             continue
-        wide = {**target, "tensor_parallel_size": tensor}
-        if serving_memory(facts, scheme, wide, hardware, 1, length).total <= usable_memory(hardware, tensor):
-            return tensor
-    return None
+        needed = serving_memory(facts, scheme, {**target, "tensor_parallel_size": tensor}, hardware, 1, length)
+        if needed.total <= usable_memory(hardware, needed.devices):
+            found.append(tensor)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- length and memory
@@ -117,7 +119,7 @@ def serving_reasons(
         return
     where = f"{needed.devices} x {hardware.gpu}" if hardware.gpus else hardware.name
     text = f"serving needs {show(needed.total)} ({needed.estimated().how}); {where} has {show(usable)} to give (85 %)"
-    wide = width_that_fits(facts, scheme, target, hardware, length) if hardware.gpus else None
+    wide = next(iter(widths_that_fit(facts, scheme, target, hardware, length)), None)
     more = "fewer bits, a smaller KV cache, or a machine with more memory"
     yield Reason(text, f"engine_args: {{tensor_parallel_size: {wide}}}" if wide and wide > needed.devices else more)
 

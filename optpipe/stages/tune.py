@@ -8,9 +8,11 @@ from typing import Any
 from optpipe import search, serving
 from optpipe.backends.engines import ENGINES
 from optpipe.errors import BackendFailed
+from optpipe.model import machine
+from optpipe.model.memory import width
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Checkpoint, Json, ModelFacts, Trial, Tuning
+from optpipe.records import Candidate, Checkpoint, Hardware, Json, ModelFacts, Trial, Tuning
 from optpipe.run import Run
 
 
@@ -31,7 +33,7 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
     found = search.tune(
         search.Search(
             candidate=entry.name,
-            space=engine.search_space(facts, run.hardware),
+            space=engine.search_space(run.hardware, other_widths(facts, entry.planned.candidate, run.hardware)),
             default={},
             trials=recipe.tune.trials,
             seed=recipe.tune.seed,
@@ -43,6 +45,13 @@ def tune(run: Run, recipe: Recipe, facts: ModelFacts, base: Checkpoint, entry: E
     )
     run.talk.say(f"{entry.name}: {search.summary(found)}")
     return run.record(f"08-tune/{entry.name}.json", found)
+
+
+def other_widths(facts: ModelFacts, candidate: Candidate, hardware: Hardware) -> tuple[int, ...]:
+    """Tensor parallelism that could be tried beside the target's own."""
+    target, scheme = candidate.engine, candidate.scheme
+    fitting = machine.widths_that_fit(facts, scheme, target, hardware, machine.length_of(facts, target))
+    return tuple(n for n in fitting if n != width(target, "tensor"))
 
 
 def trial(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, settings: Json) -> Trial:

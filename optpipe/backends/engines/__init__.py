@@ -4,12 +4,12 @@ its name in `Target` and `ENGINES` here (docs/adding-an-engine.md walks through 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from optpipe.backends.engines import vllm
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, ModelFacts
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json
 
 Target = vllm.Vllm
 """Every engine's options in a recipe: one class per engine, told apart by `engine`."""
@@ -47,8 +47,9 @@ class Engine(Protocol):
     def devices(self, flat: Mapping[str, Any]) -> int:
         """GPUs that one engine of this configuration takes."""
 
-    def search_space(self, facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, ...]]:
-        """Settings that do not change the model's numbers, with their choices beside the default."""
+    def search_space(self, hardware: Hardware, widths: Sequence[int]) -> dict[str, tuple[Any, ...]]:
+        """Settings that do not change the model's numbers, with their choices beside the default; `widths`: the
+        tensor parallelism that the model can have here beside the target's own."""
 
     def promising(self, hardware: Hardware) -> tuple[Json, ...]:
         """Settings that are worth a try before a search knows anything."""

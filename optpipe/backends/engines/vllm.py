@@ -6,15 +6,15 @@ Standard library only; vLLM itself runs in its toolchain. Flags as of vLLM 0.32.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, ModelFacts, Needs
+from optpipe.model.memory import CPU_KV_CACHE
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
 
-CPU_KV_CACHE_BYTES = 1 << 30
 READY_S = {"cpu": 600.0, "gpu": 1800.0}
 
 FATAL = (
@@ -76,7 +76,7 @@ def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Jso
     """
     cpu = hardware.gpus == 0
     eager = cpu if target.enforce_eager is None else target.enforce_eager
-    memory = target.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if cpu else None)
+    memory = target.kv_cache_memory_bytes or (CPU_KV_CACHE if cpu else None)
     tuned = {name: value for name, value in settings.items() if not name.isupper()}
     own = {
         "dtype": "bfloat16" if cpu and target.dtype == "auto" else target.dtype,
@@ -171,8 +171,11 @@ def spec(
 # ---------------------------------------------------------------- what can be tuned, what is needed
 
 
-def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, ...]]:
-    """Settings that do not change the model's numbers, with their choices; vLLM's default is not repeated."""
+def search_space(hardware: Hardware, widths: Sequence[int]) -> dict[str, tuple[Any, ...]]:
+    """Settings that do not change the model's numbers, with their choices; vLLM's default is not repeated.
+
+    `widths`: the tensor parallelism that the model can have here beside the target's own.
+    """
     space: dict[str, tuple[Any, ...]] = {
         "max_num_seqs": (4, 8, 16, 32, 64, 128) if not hardware.gpus else (32, 64, 128, 256, 512, 1024),
         "max_num_batched_tokens": (256, 512, 1024, 2048, 4096)
@@ -185,8 +188,7 @@ def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, 
         space[IN_PROCESS] = ("0",)
     if hardware.gpus:
         space["gpu_memory_utilization"] = (0.85, 0.9, 0.95)
-        widths = [n for n in (1, 2, 4, 8) if n <= hardware.gpus and facts.heads % n == 0]
-        if len(widths) > 1:
+        if widths:
             space["tensor_parallel_size"] = tuple(widths)
     return space
 

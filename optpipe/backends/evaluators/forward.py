@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.worker import Failure
+from optpipe.model import loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +24,7 @@ def load(folder: Path, dtype: Any) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-    )
-    absent = sorted({*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])})
-    if absent:  # transformers would make them up
-        shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-        raise Failure(f"{len(absent)} tensors are missing or have another shape in the files: {shown}")
-    model.eval()
+    model = loading.load(folder, dtype, apart=loading.quantized_by_expert(folder))
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return model

@@ -10,6 +10,7 @@ from optpipe.backends.quantizers import llmcompressor_schemes as schemes
 from optpipe.backends.quantizers.checkpoint import beside, choose, prepare, refuse_quantized, refuse_tied, tokens
 from optpipe.backends.quantizers.llmcompressor import unmapped
 from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, calibrate, first_rows, watched
+from optpipe.model import loading
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
 
@@ -50,14 +51,12 @@ def quantize(scheme: schemes.Scheme, work: Work) -> Json:
 def load(base: Path) -> Any:
     """The base in bf16. A generation configuration that transformers would refuse to write is left behind."""
     import torch
-    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     refuse_quantized(base)
-    with load_quantizable_moe():
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, use_safetensors=True)
+    model = loading.load(base, torch.bfloat16, apart=True)
     model.generation_config = GenerationConfig()
-    return model.eval()
+    return model
 
 
 def in_int8(scheme: schemes.Scheme, chosen: list[str]) -> list[str]:

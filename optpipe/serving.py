@@ -13,7 +13,7 @@ from optpipe.backends.executors.local import EngineSession
 from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load
 from optpipe.backends.quantizers.libraries import LIBRARIES
-from optpipe.errors import EnvironmentMissing
+from optpipe.errors import EnvironmentMissing, InputProblems, Problem
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
@@ -34,15 +34,19 @@ def prepare(run: Run, recipe: Recipe) -> dict[str, str]:
     """Get every toolchain ready that the line needs on this machine: quantizers, load generator, lm-eval, engines.
 
     Tokens and scores are made in `quantize`, whoever quantizes.
-    {target: why its engine is absent}; EnvironmentMissing where a target that is required is absent, or all are.
+    {target: why its engine is absent}; EnvironmentMissing where a target that is required is absent, or all are;
+    InputProblems for what an engine that is not of our lock does not take.
     """
     libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()} - {"quantize"}
     run.prepare(("quantize", *sorted(libraries), "load", *(("tasks",) if recipe.tasks.names else ())))
     absent: dict[str, str] = {}
     missing: EnvironmentMissing | None = None
+    problems: list[Problem] = []
     for name, target in recipe.targets.items():
+        engine = engines.ENGINES[target.engine]
         try:
-            run.toolchains(engines.ENGINES[target.engine].toolchain(run.hardware))
+            chain = run.toolchains(engine.toolchain(run.hardware))
+            problems += engine.refused(target, f"targets.{name}", chain, run.hardware)
         except EnvironmentMissing as error:
             if name in run.required:
                 raise
@@ -50,6 +54,8 @@ def prepare(run: Run, recipe: Recipe) -> dict[str, str]:
             run.talk.say(f"{name}: skipped: {error}")
     if missing is not None and len(absent) == len(recipe.targets):
         raise missing
+    if problems:
+        raise InputProblems(tuple(problems))
     return absent
 
 

@@ -23,8 +23,8 @@ from optpipe.model.hardware_table import (
 from optpipe.records import Hardware, from_json
 
 X86_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni")
-TILE_FLAGS = ("amx_tile", "amx_int8", "amx_bf16")
-ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve")
+TILE_FLAGS = ("amx_tile", "amx_bf16", "amx_int8")
+ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")
 FLAGS = X86_FLAGS + TILE_FLAGS + ARM_FLAGS
 """Processor flags that change which kernels run or what they round, x86 and Arm; the others are left out."""
 
@@ -36,16 +36,21 @@ MIB = 1 << 20
 
 def this_machine() -> Hardware:
     """Processor, cores that this process may use, memory that it may use, GPUs if nvidia-smi is there."""
-    cpu, flags = processor()
     gpu = gpus()
     return Hardware(
         name=HERE,
-        cpu=cpu,
+        cpu=processor()[0],
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
-        instruction_set=" ".join(flag for flag in FLAGS if flag in flags) or platform.machine(),
+        instruction_set=instruction_set(),
         **gpu,
     )
+
+
+def instruction_set() -> str:
+    """The processor's flags among FLAGS, `avx2 avx512f ...`; where it has none, what kind of machine it is."""
+    _, flags = processor()
+    return " ".join(flag for flag in FLAGS if flag in flags) or platform.machine()
 
 
 def processor() -> tuple[str, set[str]]:

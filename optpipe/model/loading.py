@@ -36,9 +36,7 @@ def load(folder: Path, dtype: Any, *, apart: bool) -> Any:
 
         @classmethod
         def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                *args, **options, output_loading_info=True
-            )
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(*args, **options, output_loading_info=True)
             cls.absent = (*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"]))
             return model
 

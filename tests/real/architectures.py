@@ -35,6 +35,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-moe": ("qwen3_moe", MIXTURE | {"num_experts": EXPERTS, "moe_intermediate_size": 64}),
+    "one-sided": ("qwen3_moe", MIXTURE | {"num_experts": EXPERTS, "moe_intermediate_size": 64}),
     "mixtral": ("mixtral", MIXTURE | {"num_local_experts": EXPERTS, "sliding_window": None}),
 }
 """Name -> model type and what its configuration says."""
@@ -61,7 +62,21 @@ def make(name: str, folder: Path) -> None:
             else:
                 table = any(part in place for part in ("embed", "wte", "wpe", "lm_head"))
                 weight.normal_(0, 0.05 if table else 0.2)
+        if name == "one-sided":
+            choose_two(model)
     model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def choose_two(model: Any) -> None:
+    """Routers that send every token to experts 0 and 1: they look at one channel, which nothing but the embedding
+    writes and where it is always positive."""
+    model.model.embed_tokens.weight[:, 0] = 1
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.experts.down_proj[:, 0] = 0
+        layer.post_attention_layernorm.weight[0] = 1
+        layer.mlp.gate.weight.zero_()
+        layer.mlp.gate.weight[:2, 0] = 1
 
 
 if __name__ == "__main__":

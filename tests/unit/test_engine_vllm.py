@@ -9,9 +9,8 @@ import yaml
 
 from optpipe.backends.engines import files, vllm
 from optpipe.backends.engines.vllm import Vllm
-from optpipe.backends.engines.vllm_options import check
+from optpipe.backends.engines.vllm_options import check, lacking
 from optpipe.records import Artifact, Hardware, Json
-from tests.report_data import facts
 
 CPU = Hardware("laptop", "cpu", 8, 16 << 30, "x86_64 avx2")
 GPU = Hardware("server", "cpu", 64, 256 << 30, "x86_64", gpu="H200", gpus=4, gpu_memory_bytes=141 << 30)
@@ -159,3 +158,9 @@ def test_engine_args_that_vllm_has_pass(args: Json) -> None:
 def test_without_an_installed_vllm_what_is_never_allowed_is_still_refused() -> None:
     assert check(Vllm(engine_args={"worker_cls": "x"}), None, "t")
     assert check(Vllm(engine_args={"whatever": 1}), None, "t") == ()
+
+
+def test_an_engine_that_lacks_what_is_written_for_it_is_another_release() -> None:
+    (problem,) = lacking(vllm.config(Vllm(), {}, GPU), {"dtype": OPTIONS["max-num-seqs"]}, "targets.vllm")
+    assert problem.message == "this vLLM has no option --kv-cache-dtype, which optpipe writes"
+    assert lacking({"max-num-seqs": 4, "no-enable-prefix-caching": True}, OPTIONS, "targets.vllm") == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import threading
 import time
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.backends.executors.keys import Keys, instruction_set
+from optpipe.backends.executors.keys import Keys
 from optpipe.backends.executors.worker_run import is_secret, last_lines
 from optpipe.errors import BackendFailed, InputError, Interrupted
+from optpipe.model.hardware import instruction_set
 from optpipe.records import Artifact, Hardware, Job, Needs
 from optpipe.rundir import digest_json
 from tests.fakes.site import HARDWARE, Heard, executor, job, toolchain
@@ -106,7 +108,7 @@ def test_only_what_is_bound_to_hardware_has_the_hardware_in_its_key() -> None:
 
 def test_the_instruction_set_is_in_the_key() -> None:
     parts = Keys(HARDWARE, lambda kind: 1).parts(BASE, toolchain("quantize"))
-    assert parts["instructions"] == instruction_set() and parts["instructions"]
+    assert parts["instructions"] == f"{platform.machine()} {instruction_set()}" and instruction_set()
 
 
 # ---------------------------------------------------------------- failures

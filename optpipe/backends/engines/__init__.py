@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from optpipe.backends.engines import vllm
 from optpipe.errors import Problem
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json
+from optpipe.toolchains import Toolchain
 
 Target = vllm.Vllm
 """Every engine's options in a recipe: one class per engine, told apart by `engine`."""
@@ -26,6 +27,9 @@ class Engine(Protocol):
 
     def problems(self, target: Any, place: str, managed: bool) -> tuple[Problem, ...]:
         """What is wrong with a target whatever the model is; `managed`: its toolchain is optpipe's own lock."""
+
+    def refused(self, target: Any, place: str, chain: Toolchain, hardware: Hardware) -> tuple[Problem, ...]:
+        """What the engine in a toolchain of the user's own does not take of the target."""
 
     def here(self, target: Any, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
         """(check, what is looked at, reason against it or None, nearest that works) of this machine."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
 from optpipe.model.memory import CPU_KV_CACHE
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.toolchains import Toolchain, worker_source
 
 READY_S = {"cpu": 600.0, "gpu": 1800.0}
 
@@ -228,6 +229,17 @@ def problems(target: Vllm, place: str, managed: bool) -> tuple[Problem, ...]:
         text = f"{target.kv_cache_memory_bytes} is not above 0"
         found.append(Problem(f"{place}.kv_cache_memory_bytes", text, "leave it out for 1 GiB on a CPU"))
     return tuple(found)
+
+
+def refused(target: Vllm, place: str, chain: Toolchain, hardware: Hardware) -> tuple[Problem, ...]:
+    """What a vLLM that is not of our lock does not know of the target and of what is written for it."""
+    from optpipe.backends.engines import vllm_options
+
+    if chain.kind not in ("interpreter", "image"):
+        return ()
+    options = vllm_options.installed_options(chain, worker_source())
+    flat = config(replace(target, engine_args={}), {}, hardware)
+    return (*vllm_options.check(target, options, place), *vllm_options.lacking(flat, options, place))
 
 
 def here(target: Vllm, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:

@@ -110,7 +110,7 @@ def check(target: Vllm, options: Mapping[str, Json] | None, place: str) -> tuple
 
     `options` come from `installed_options`; None checks what holds for every vLLM.
     """
-    by_name = {name: one for first, one in (options or {}).items() for name in (first, *one["names"])}
+    by_name = _by_name(options or {})
     found = (_check_key(key, f"{place}.engine_args.{key}") for key in target.engine_args)
     problems = [problem for problem in found if problem]
     if options is None or problems:
@@ -118,6 +118,17 @@ def check(target: Vllm, options: Mapping[str, Json] | None, place: str) -> tuple
     pairs = target.engine_args.items()
     known = (_check_known(key, value, by_name, f"{place}.engine_args.{key}") for key, value in pairs)
     return tuple(problem for problem in known if problem)
+
+
+def lacking(flat: Json, options: Mapping[str, Json], place: str) -> tuple[Problem, ...]:
+    """What of a configuration of ours this vLLM does not take: it is another release than optpipe was written for."""
+    by_name = _by_name(options)
+    found = (_check_known(key, value, by_name, place) for key, value in flat.items())
+    return tuple(Problem(place, f"{one.message}, which optpipe writes", "a newer vLLM") for one in found if one)
+
+
+def _by_name(options: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: one for first, one in options.items() for name in (first, *one["names"])}
 
 
 def _check_key(key: str, place: str) -> Problem | None:

@@ -99,7 +99,7 @@ def int8_linear(module: Any, memory: Memory, dtype: Any) -> Callable[[Any], Any]
         out = torch._int_mm(rows, weight).float().mul_(scales).mul_(scale)
         if bias is not None:
             out += bias
-        return out.to(dtype).reshape(*entry.shape[:-1], -1)
+        return out.to(dtype).reshape(*entry.shape[:-1], out.shape[-1])  # an expert may get no token
 
     return forward
 
@@ -122,7 +122,7 @@ def fp8_linear(module: Any, memory: Memory, dtype: Any) -> Callable[[Any], Any]:
         out = torch.nn.functional.linear(rows, weight).float().mul_(scales).mul_(scale)
         if bias is not None:
             out += bias
-        return out.to(dtype).reshape(*entry.shape[:-1], -1)
+        return out.to(dtype).reshape(*entry.shape[:-1], out.shape[-1])  # an expert may get no token
 
     return forward
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optpipe.records import Json
     from optpipe.worker import Work
 
-REVISION = 1
+REVISION = 2
 """Raised when results of this file or of `forward.py` change."""
 
 LOGITS = {"bfloat16": "logits.bf16", "float32": "logits.f32"}

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
-from pathlib import Path
 
+from optpipe.model.hardware import instruction_set
 from optpipe.records import EngineSpec, Hardware, Job, Json
 from optpipe.toolchains import Toolchain
 
-FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8")
-ARM_FLAGS = ("asimddp", "bf16", "i8mm", "sve", "sve2")
 ENGINE_VARIABLES = ("VLLM_", "TRTLLM_", "NCCL_", "TORCH", "CUDA_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "ATEN_")
 NOT_IN_KEYS = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"})
-
-
-def instruction_set() -> str:
-    """The processor's features that choose other kernels, and so other last bits: `avx2 avx512f ...`."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return os.uname().machine
-    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
-    present = set(next(lines, "").partition(":")[2].split())
-    return " ".join([os.uname().machine, *(flag for flag in FLAGS + ARM_FLAGS if flag in present)])
 
 
 class Keys:
@@ -32,7 +20,7 @@ class Keys:
     def __init__(self, hardware: Hardware, revision: Callable[[str], int]) -> None:
         self._hardware = hardware
         self._revision = revision
-        self._instructions = instruction_set()
+        self._instructions = f"{platform.machine()} {instruction_set()}"
 
     def parts(self, job: Job, toolchain: Toolchain, engine: Json | None = None) -> Json:
         """All that the job's result depends on, as JSON."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from optpipe.backends.quantizers import llmcompressor_schemes as schemes
+from optpipe.backends.quantizers.llmcompressor_experts import Coverage, counted
 
 if TYPE_CHECKING:
     from optpipe.worker import Work
@@ -19,10 +20,12 @@ BATCH_TOKENS = 2048
 
 @dataclass
 class Notes:
-    """What the record tells beside the names: losses per module, and sentences a reader must know."""
+    """What the record tells beside the names: losses per module, sentences a reader must know, and of a mixture of
+    experts which of them the text of the last pass reached."""
 
     losses: dict[str, float] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 def calibrate(model: Any, scheme: schemes.Scheme, named: dict[str, list[str]], rows: Any, notes: Notes) -> None:
@@ -37,13 +40,14 @@ def calibrate(model: Any, scheme: schemes.Scheme, named: dict[str, list[str]], r
 
     from optpipe.backends.quantizers import llmcompressor_gptq
 
-    def passes(modifiers: list[Any], dataset: Any = None, **more: Any) -> None:
-        llmcompressor.oneshot(model=model, recipe=modifiers, dataset=dataset, shuffle_calibration_samples=False, **more)
+    def passes(modifiers: list[Any], ids: Any = None, count: int = 1, **more: Any) -> None:
+        more |= {"dataset": None if ids is None else loader(ids, count), "shuffle_calibration_samples": False}
+        with nullcontext(notes.coverage) if ids is None else counted(model, ids.numel()) as notes.coverage:
+            llmcompressor.oneshot(model=model, recipe=modifiers, **more)
 
     common = {"config_groups": groups(scheme, named["int8"]), "ignore": named["ignore"]}
-    data = None if rows is None else loader(rows)
     if isinstance(scheme, schemes.SmoothQuant):
-        passes([SmoothQuantModifier(smoothing_strength=scheme.strength)], data, pipeline="basic")
+        passes([SmoothQuantModifier(smoothing_strength=scheme.strength)], rows, pipeline="basic")
     if isinstance(scheme, schemes.SpinQuant):
         if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
             notes.sentences.append("its rotations made two tables of the tied embeddings")
@@ -52,13 +56,13 @@ def calibrate(model: Any, scheme: schemes.Scheme, named: dict[str, list[str]], r
     if isinstance(scheme, (schemes.Awq, schemes.AwqGptq)):
         unpinned()
         few = first_rows(rows, scheme.max_tokens)
-        passes([AWQModifier(n_grid=scheme.grid), QuantizationModifier(**common)], loader(few, together(*few.shape)))
+        passes([AWQModifier(n_grid=scheme.grid), QuantizationModifier(**common)], few, together(*few.shape))
     if by_gptq(scheme):
-        passes([llmcompressor_gptq.modifier(scheme, common, notes)], data)
+        passes([llmcompressor_gptq.modifier(scheme, common, notes)], rows)
     elif isinstance(scheme, schemes.AutoRound):
-        passes([learned(scheme, common)], data)
+        passes([learned(scheme, common)], rows)
     elif not isinstance(scheme, schemes.Awq):
-        passes([QuantizationModifier(**common)], data if isinstance(scheme, schemes.Nvfp4) else None)
+        passes([QuantizationModifier(**common)], rows if isinstance(scheme, schemes.Nvfp4) else None)
 
 
 def loader(rows: Any, count: int = 1) -> Any:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from optpipe.backends.quantizers import llmcompressor_schemes as schemes
 from optpipe.backends.quantizers.checkpoint import beside, choose, prepare, refuse_quantized, refuse_tied, tokens
 from optpipe.backends.quantizers.llmcompressor import unmapped
-from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, calibrate, first_rows, watched
+from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, by_gptq, calibrate, first_rows, watched
+from optpipe.backends.quantizers.llmcompressor_experts import sentences
 from optpipe.model import loading
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
@@ -36,6 +37,7 @@ def quantize(scheme: schemes.Scheme, work: Work) -> Json:
         calibrate(model, scheme, {"ignore": skipped, "int8": eight}, rows, notes)
     save(model, base, work.out)
     file_format = check(work.out, chosen)
+    experts = notes.coverage.record(rounded=by_gptq(scheme))
     return {
         "method": scheme.method,
         "format": file_format,
@@ -44,7 +46,8 @@ def quantize(scheme: schemes.Scheme, work: Work) -> Json:
         "skipped": skipped,
         "losses": notes.losses,
         "tokens_used": 0 if rows is None else int(rows.numel()),
-        "notes": notes.sentences,
+        "experts": experts,
+        "notes": [*sentences(experts), *notes.sentences],
     }
 
 

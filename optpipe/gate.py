@@ -138,7 +138,8 @@ def challenger(run: Run, recipe: Recipe, mine: Side, package: Path, loss_pct: fl
     entry = Entry(row.plan, checkpoint=checkpoint, tuning=row.tuning)
     base = next(found for found in mine.data.checkpoints if found.scheme is None)
     spec = serving.spec_of(run, recipe, entry, entry.settings)
-    return Challenger(digest, checkpoint, base.model_digest, spec, loss_pct)
+    tasks = row.evaluation.tasks if row.evaluation else ()
+    return Challenger(digest, checkpoint, base.model_digest, spec, loss_pct, tasks)
 
 
 # ---------------------------------------------------------------- from records

@@ -13,7 +13,7 @@ from optpipe import stats
 from optpipe.gates import Gates as Gates
 from optpipe.gates import GateSettings as GateSettings
 from optpipe.gates import resolve as resolve
-from optpipe.records import Check, Checkpoint, Json, LoadFigures, Measured, Status, TextQuality
+from optpipe.records import Check, Checkpoint, Json, LoadFigures, Measured, Status, TaskQuality, TextQuality
 
 Show = Callable[[float], str]
 SEVERITY: tuple[Status, ...] = ("failed", "rejected", "inconclusive", "skipped", "passed")
@@ -74,6 +74,30 @@ def gate(name: str, figure: Measured, limit: float, show: Show, at_most: bool = 
         bound, side = (lower, "above") if above else (upper, "below")
         reason = f"{value} (95 % bound {show(bound)}) is {side} the gate of {show(limit)}"
     return Check(name, status, reason, figure.value, limit)
+
+
+def tasks_against(
+    champion: Sequence[TaskQuality], mine: Sequence[TaskQuality], allowed: float | None
+) -> tuple[Check, ...]:
+    """A new version against the champion on the same items, paired, where both have the answers to them.
+
+    `allowed`: per cent points that may be lost in the mean over the tasks; None: the difference is told, and nothing
+    depends on it.
+    """
+    theirs = {task.content: task for task in champion if task.content}
+    both = [(theirs[own.content], own) for own in mine if own.content in theirs]
+    pairs = [(old.correct, own.correct) for old, own in both if old.items == own.items]
+    name = "accuracy on tasks against the champion's"
+    if not pairs:
+        reason = f"{name} is not known: no task was scored on the same items of both"
+        return () if allowed is None else (Check(name, "inconclusive", reason, None, -allowed),)
+    change = stats.paired_accuracy(pairs)
+    if allowed is not None:
+        return (gate(name, change, -allowed, points, at_most=False),)
+    low, high = change.ci95 or (change.value, change.value)
+    lost, won = (sum(map(len, ends)) for ends in zip(*(stats.flips(*pair) for pair in pairs)))
+    reason = f"{name} {points(change.value)} [{low:+.1f}, {high:+.1f}], told and not judged"
+    return (Check(name, "passed", f"{reason}: {lost} items lost, {won} won of {change.n}", change.value),)
 
 
 # ---------------------------------------------------------------- the artifact
@@ -194,6 +218,10 @@ def slo_check(figures: LoadFigures, required: float) -> Check:
 
 def per_cent(value: float) -> str:
     return f"{value:+.1f} %"
+
+
+def points(value: float) -> str:
+    return f"{value:+.1f} points"
 
 
 def nats(value: float) -> str:

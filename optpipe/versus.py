@@ -3,8 +3,9 @@
 Quality first: both scored on the same tokens, and perplexity must not rise over the champion's by more than the
 perplexity gate. Where the two come from different bases their tokens may differ, so both are scored on the same
 pieces of text, and the rise is told per token of the champion's: the same gate on what does not depend on a
-tokenizer. Then serving: champion and challenger by turns, each with its own configuration and environment, and
-neither goodput nor output tokens per second may be lower by more than the limit.
+tokenizer. Tasks that both were scored on are told, and decide where the recipe gates them. Then serving: champion
+and challenger by turns, each with its own configuration and environment, and neither goodput nor output tokens per
+second may be lower by more than the limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ from optpipe.backends.engines import ENGINES
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import BackendFailed
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Artifact, Check, Checkpoint, EngineSpec, Json, Measured, Status
+from optpipe.records import (
+    Artifact,
+    Check,
+    Checkpoint,
+    EngineSpec,
+    Evaluation,
+    Json,
+    Measured,
+    Status,
+    TaskQuality,
+    from_json,
+)
 from optpipe.run import Run
 from optpipe.rundir import digest_json, read_json
 
@@ -66,6 +78,8 @@ class Champion:
     engine: str
     config: Json
     environment: dict[str, str]
+    tasks: tuple[TaskQuality, ...] = ()
+    """With every item, from when it was built."""
 
     @classmethod
     def read(cls, digest: str, folder: Path) -> Champion:
@@ -76,7 +90,14 @@ class Champion:
         settings = (folder / "engine" / f"{target['engine']}.yaml").read_text(encoding="utf-8")
         environment = {name: str(value) for name, value in target["environment"].items()}
         config = dict(yaml.safe_load(settings) or {})
-        return cls(digest, model, about["base"]["digest"], target["engine"], config, environment)
+        tasks = tasks_of(folder, about)
+        return cls(digest, model, about["base"]["digest"], target["engine"], config, environment, tasks)
+
+
+def tasks_of(folder: Path, about: Json) -> tuple[TaskQuality, ...]:
+    """What a published bundle's own records say of tasks; `about`: its optpipe.json."""
+    judged = folder / "records" / "06-evaluate" / f"{about['candidate']}.json"
+    return from_json(Evaluation, read_json(judged)).tasks if judged.is_file() else ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +110,7 @@ class Challenger:
     spec: EngineSpec
     loss_pct: float = SERVING_LOSS_PCT
     """How much of each key figure of the champion's it may lose, in per cent."""
+    tasks: tuple[TaskQuality, ...] = ()
 
 
 def versus(run: Run, recipe: Recipe, scorer: Scorer, new: Challenger, champion: Champion) -> tuple[Check, ...]:
@@ -96,7 +118,8 @@ def versus(run: Run, recipe: Recipe, scorer: Scorer, new: Challenger, champion: 
     if champion.engine != new.spec.engine:
         reason = f"the champion is served by {champion.engine}, not by {new.spec.engine}: no load compares the two"
         return (Check("same engine", "inconclusive", reason),)
-    checks = tried("quality", lambda: quality(recipe, scorer, new, champion))
+    on_tasks = judge.tasks_against(champion.tasks, new.tasks, recipe.tasks.allowed_drop)
+    checks = (*tried("quality", lambda: quality(recipe, scorer, new, champion)), *on_tasks)
     if judge.combine(checks) != "passed":
         return checks
     return (*checks, *tried("serving", lambda: throughput(run, recipe, new, champion)))

@@ -75,7 +75,9 @@ class TaskQuality:
     p_different: float | None = None
     """Exact McNemar over lost and won: small where the two differ; it does not say by how much."""
     figures: Json = field(default_factory=dict)
-    """lm-eval's own figures by metric."""
+    """lm-eval's own figures by metric, or a command's."""
+    content: str = ""
+    """SHA-256 of what was asked: the task's keys, its documents and code. Items of another content are not paired."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
-from optpipe.model import memory, roofline
+from optpipe.model import memory, roofline, task_hub
 from optpipe.model.compat import Case, Finding, feasibility, findings
 from optpipe.model.hardware import HERE, peaks
 from optpipe.model.selectors import selector_problems
@@ -73,8 +74,16 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         seconds=seconds,
         disk_bytes=Estimated(disk, "bytes", "checkpoints, their copies in bundle and registry, the base's logits"),
         downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
-        warnings=facts.notes,
+        warnings=(*facts.notes, *task_notes(recipe)),
     )
+
+
+def task_notes(recipe: Recipe) -> Iterator[str]:
+    """What scoring tasks will need that this machine may not have or allow."""
+    for name, commit in filter(None, map(task_hub.parse, recipe.tasks.names)):
+        yield f"task {name}: keys from lm-eval, documents from the hub at commit {commit[:12]}"
+    for name, command in recipe.tasks.commands.items():
+        yield f"{name} is scored by {shlex.join(command.argv)!r}, which runs only with `optpipe build --allow-commands`"
 
 
 def case_of(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Case:

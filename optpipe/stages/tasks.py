@@ -121,8 +121,9 @@ class Battery:
         options, needs = command.options_of(given, folder), Needs(timeout_s=given.timeout_s + 60.0)
         title = f"{entry.name}: {name}"
         done = engine.run(Job("command", title, "core", options, files, needs=needs, seed=self.recipe.tasks.seed))
-        shown = given.version or digest_json({name: file.digest for name, file in files.items()})[:19]
-        return {"tasks": {name: {**done.record, "version": shown, "metric": "score"}}, "jobs": [done.key]}
+        content = digest_json([options, {name: file.digest for name, file in files.items()}])
+        told = {"version": given.version or content[:19], "metric": "score", "content": content}
+        return {"tasks": {name: {**done.record, **told}}, "jobs": [done.key]}
 
     def by_harness(self, engine: EngineSession, entry: Entry) -> Json:
         """What lm-eval says of one candidate's answers."""
@@ -160,7 +161,15 @@ class Battery:
         done = self.run.executor.run(
             Job("task-scores", f"{name}: task scores", "tasks", self.options, inputs, seed=seed)
         )
-        return {**done.record, "jobs": [requests.key, answers.key, done.key], "cut": requests.record["cut"]}
+        found = {task: {**value, "content": self.content(task)} for task, value in done.record["tasks"].items()}
+        jobs = [requests.key, answers.key, done.key]
+        return {"tasks": found, "lm_eval": done.record["lm_eval"], "jobs": jobs, "cut": requests.record["cut"]}
+
+    def content(self, task: str) -> str:
+        """The digest of a task's keys, documents and code."""
+        starts = (f"data.{task}.", f"code.{task}.")
+        files_ = {name: file.digest for name, file in self.inputs.items() if name.startswith(starts)}
+        return digest_json([self.options["tasks"][task], files_])
 
     def needs(self, requests: JobResult) -> Needs:
         return Needs(timeout_s=max(7200.0, SECONDS_PER_REQUEST * float(requests.record["requests"])))
@@ -226,8 +235,9 @@ def quality(name: str, record: Json, base: TaskQuality | None) -> TaskQuality:
         items=items,
         correct=correct,
         figures=record["metrics"],
+        content=record.get("content", ""),
     )
-    if base is None or base.items != items:
+    if base is None or base.items != items or base.content != own.content:
         return own
     lost, won = stats.flips(base.correct, correct)
     return replace(
@@ -267,8 +277,4 @@ def drop_check(
     if failures or alone or not pairs:
         why = "; ".join(failures) or f"nothing of the base to pair {' and '.join(alone) or 'with'}"
         return Check(name, "inconclusive", f"{name} is not known: {why}", None, -allowed)
-    return judge.gate(name, stats.paired_accuracy(pairs), -allowed, points, at_most=False)
-
-
-def points(value: float) -> str:
-    return f"{value:+.1f} points"
+    return judge.gate(name, stats.paired_accuracy(pairs), -allowed, judge.points, at_most=False)

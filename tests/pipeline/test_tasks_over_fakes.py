@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.fakes.place import INT8, Done, Place
+from tests.fakes.place import INT8, W4, Done, Place
 
 TASK: dict[str, Any] = {
     "task": "choices",
@@ -179,3 +179,14 @@ def test_a_command_that_fails_costs_no_candidate_and_its_last_words_are_told(aga
     assert (done.code, done.said["winner"]) == (0, "w4@vllm")
     report = (again.artifacts / "latest" / "report.md").read_text()
     assert "w4@vllm: house" in report and "exit code 1; it said last: no such judge" in report
+
+
+def test_a_new_version_is_compared_with_the_champion_on_the_same_items(again: Place) -> None:
+    with_tasks(again)
+    again.recipe["checkpoints"] = {"int8": INT8}
+    assert again.build().code == 0
+    again.recipe["checkpoints"] = {"w4-g64": {**W4, "group_size": 64}}
+    done = again.build()
+    assert done.code == 0, done.err
+    reasons = [r for r in done.said["published"][0]["challenge"]["reasons"] if "accuracy on tasks" in r]
+    assert len(reasons) == 1 and "told and not judged" in reasons[0] and "of 40" in reasons[0]

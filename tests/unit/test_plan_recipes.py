@@ -108,3 +108,12 @@ def test_an_unknown_machine_is_refused_with_one_that_is_known(tmp_path: Path) ->
     recipe = str(ROOT / "recipes" / "demo.yaml")
     found = here("plan", recipe, "--hardware", "h100x9", cwd=tmp_path, home=tmp_path / "home")
     check_refusal(found, tmp_path, "'h100x9'", "did you mean 'h100x8'")
+
+
+def test_a_plan_names_what_tasks_need_from_elsewhere() -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    own = "tasks.commands={house: {argv: [judge, --all], version: '1'}}"
+    found = planned("fast.yaml", named(str(MACHINE)), f"tasks.names=[piqa, commonsense_qa@{commit}]", own)
+    assert any("task commonsense_qa" in one and commit[:12] in one for one in found.warnings)
+    assert any("'judge --all'" in one and "--allow-commands" in one for one in found.warnings)
+    assert not any("piqa" in one for one in found.warnings)

@@ -1,0 +1,45 @@
+"""How much the tasks of a recipe ask of an engine, before any document is read: for a plan's time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PER_DOCUMENT = {
+    "arc_challenge": (4.0, 146, 0),
+    "arc_easy": (4.0, 131, 0),
+    "boolq": (2.0, 266, 0),
+    "gsm8k_cot": (1.0, 802, 120),
+    "hellaswag": (4.0, 310, 0),
+    "lambada_openai": (1.0, 76, 0),
+    "mmlu": (4.0, 507, 0),
+    "openbookqa": (4.0, 59, 0),
+    "piqa": (2.0, 65, 0),
+    "sciq": (4.0, 433, 0),
+    "winogrande": (2.0, 45, 0),
+}
+"""Requests, tokens read and tokens written: means over 50 documents with SmolLM2's tokenizer."""
+OTHER = (4.0, 300, 0)
+"""Of a task that is not known here."""
+
+
+@dataclass(frozen=True)
+class TaskWork:
+    """What one candidate is asked."""
+
+    requests: float
+    read: float
+    """Tokens of all prompts; none is read from a cache."""
+    written: float
+    """Tokens that are generated."""
+
+    def seconds(self, per_request: float, per_read: float, per_written: float) -> float:
+        """At so many seconds for each request, each token that is read and each that is written."""
+        return per_request * self.requests + per_read * self.read + per_written * self.written
+
+
+def work(names: Iterable[str], documents: int) -> TaskWork:
+    """Of tasks as a recipe names them (also NAME@<commit>, and files of one's own), with so many documents each."""
+    known = [PER_DOCUMENT.get(name.partition("@")[0], OTHER) for name in names]
+    requests, read, written = (documents * sum(column) for column in (zip(*known) if known else ((), (), ())))
+    return TaskWork(requests, read, written)

@@ -1,0 +1,24 @@
+"""What tasks ask of an engine is known before any document is read."""
+
+from __future__ import annotations
+
+from optpipe.model import tasks
+from optpipe.model.task_work import OTHER, PER_DOCUMENT, TaskWork, work
+
+
+def test_every_shipped_task_is_known() -> None:
+    assert set(PER_DOCUMENT) == set(tasks.shipped())
+    generated = {name for name in tasks.shipped() if tasks.read(name, None).generates}
+    assert {name for name, (_, _, written) in PER_DOCUMENT.items() if written} == generated
+
+
+def test_work_grows_with_documents_and_tasks() -> None:
+    assert work((), 50) == TaskWork(0, 0, 0)
+    assert work(("piqa",), 50) == TaskWork(100, 3250, 0)
+    both = work(("piqa", "own.yaml"), 10)
+    assert both == TaskWork(10 * (2 + OTHER[0]), 10 * (65 + OTHER[1]), 0)
+    assert work((f"piqa@{'0' * 40}",), 50) == work(("piqa",), 50)
+
+
+def test_seconds_are_those_of_requests_and_tokens() -> None:
+    assert TaskWork(10, 100, 20).seconds(0.5, 0.01, 0.1) == 5 + 1 + 2

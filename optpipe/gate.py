@@ -20,11 +20,11 @@ from optpipe.inuse import InUse
 from optpipe.model import hardware
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Check, Status
+from optpipe.records import Check, Status, from_json
 from optpipe.report.compare import Axis, Comparison, Line, Side, change_told, compare, side
 from optpipe.report.data import read
 from optpipe.run import Run, Toolchains
-from optpipe.rundir import RunFolder, digest_file
+from optpipe.rundir import RunFolder, digest_file, read_json
 from optpipe.stages.evaluate import Scorer
 from optpipe.stages.resolve import resolve_texts
 from optpipe.versus import Challenger, Champion, versus
@@ -167,3 +167,8 @@ def recorded(line: Line, limit: float, *, at_most: bool) -> Check:
     told = f"{line.figure} {change_told(line.change)} ({line.how}; limit {limit:+g} %)"
     return Check(line.figure, status, told, line.change.value, limit)
 
+
+def read_gated(path: Path) -> Gated | None:
+    """The record of a run's last gate, if there was one."""
+    record = path / RECORD
+    return from_json(Gated, read_json(record)) if record.is_file() else None

@@ -21,6 +21,7 @@ from optpipe.stages.challenge import challenge
 from optpipe.stages.compile import compile_
 from optpipe.stages.confirm import confirm
 from optpipe.stages.evaluate import Scorer, on_checkpoint, on_engine, shipping_checks
+from optpipe.stages.inputs import inputs
 from optpipe.stages.inspect import inspect
 from optpipe.stages.package import package
 from optpipe.stages.plan import plan as plan_
@@ -40,6 +41,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     require_feasible(plan)
     texts = check_inputs(run, recipe)  # what is wrong with an input is told by now, with nothing begun
     run.record("01-inspect.json", facts)
+    plan = replace(plan, inputs=inputs(recipe, facts, run.recipe_folder))
     run.record("02-plan.json", plan)
     run.folder.event("texts", scored=texts.scored, calibration=texts.calibration)
     absent = serving.prepare(run, recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -60,10 +61,23 @@ def told(error: OptpipeError, arguments: list[str]) -> int:
     from optpipe.console import emit, say
 
     say(str(error) if error.exit_code == 130 else f"error: {error}")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        annotate(error)
     if "--json" in arguments:
         about = {"exit_code": error.exit_code, "place": error.place, "message": error.message, "hint": error.hint}
         emit({**error.document, "error": about})
     return error.exit_code
+
+
+def annotate(error: OptpipeError) -> None:
+    """The same at the lines of the recipe, as GitHub shows it in a pull request."""
+    from optpipe.console import say
+    from optpipe.errors import InputProblems, Problem
+    from optpipe.report.ci import annotation
+
+    problems = error.problems if isinstance(error, InputProblems) else ()
+    for problem in problems or (Problem(error.place or "", error.message, error.hint),):
+        say(str(annotation(problem)))
 
 
 def bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

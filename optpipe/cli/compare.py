@@ -67,12 +67,17 @@ def gate(
         console.say(f"{error}")
         return console.emit({"verdict": "passed", "against": None}) if as_json else console.out("passed: nothing there")
     found = gate_(run, version, changed, threshold, not recorded)
-    verdict = found.status if found.status in EXIT_CODES else "regressed"
+    verdict = verdict_of(found)
     if as_json:
         console.emit({"verdict": verdict, **to_json(found)})
     else:
         console.out(told(found, verdict))
     raise typer.Exit(EXIT_CODES.get(found.status, REGRESSED))
+
+
+def verdict_of(found: Gated) -> str:
+    """The word of `gate --json`."""
+    return found.status if found.status in EXIT_CODES else "regressed"
 
 
 def told(found: Gated, verdict: str) -> str:

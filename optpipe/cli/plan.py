@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import AsJson, HardwareName, RecipePath, Set
+from optpipe.cli.shared import AsJson, HardwareName, RecipePath, Set, Where
 
 if TYPE_CHECKING:
     from optpipe.records import Plan
@@ -24,12 +26,19 @@ def plan(
         str | None,
         typer.Option("--why", metavar="CANDIDATE", help="Every check that was made for one candidate."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="REFERENCE", help="Say what changed since this version was built."),
+    ] = None,
+    registry: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Expand a recipe: every candidate feasible with estimates, or refused with the reason."""
     from optpipe import console
     from optpipe.model import hardware as machines
     from optpipe.recipe.load import load
+    from optpipe.records import to_json
+    from optpipe.stages.inputs import inputs
     from optpipe.stages.inspect import inspect
     from optpipe.stages.plan import disk_shortage, explain, require_feasible
     from optpipe.stages.plan import plan as plan_
@@ -48,14 +57,34 @@ def plan(
             explained = explain(loaded.recipe, facts, machine, why)
             return console.emit(explained) if as_json else show_findings(explained)
         found = plan_(loaded.recipe, facts, machine)
+        found = replace(found, inputs=inputs(loaded.recipe, facts, recipe.parent))
     require_feasible(found)
+    news = None if since is None else changes(found, since, registry)
     if as_json:
-        console.emit(found)
+        console.emit(to_json(found) | ({} if news is None else {"changed": news, "unchanged": not news}))
     else:
         show(found)
+        if news is not None:
+            console.out(f"since {since}: " + (f"changed: {', '.join(news)}" if news else "nothing changed"))
     here = Path.cwd()
     if not hardware and (lacking := disk_shortage(found, shutil.disk_usage(here).free, str(here))):
         console.say(f"warning: {lacking}")
+
+
+def changes(found: Plan, since: str, registry: str | None) -> list[str]:
+    """What is not as it was when the version `since` was built; everything where there is no such version yet."""
+    from optpipe import console
+    from optpipe.cli.registry import opened
+    from optpipe.errors import InputError
+    from optpipe.stages.inputs import changed
+
+    try:
+        with opened(registry) as source:
+            about = json.loads(source.document(source.resolve(since), "optpipe.json"))
+    except InputError as error:
+        console.say(f"note: {error}")
+        return list(found.inputs)
+    return list(changed(found.inputs, about.get("inputs", {})))
 
 
 def show(found: Plan) -> None:

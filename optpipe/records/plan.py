@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optpipe.records.facts import Hardware
 from optpipe.records.figures import Estimated
@@ -54,3 +54,5 @@ class Plan:
     disk_bytes: Estimated
     downloads_bytes: Estimated
     warnings: tuple[str, ...] = ()
+    inputs: Json = field(default_factory=dict)
+    """Digests of recipe, base, texts and toolchains: where they are the same, a build would find the same."""

@@ -131,6 +131,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
             "compute_capability": data.hardware.compute_capability,
             "memory_bytes_estimated": row.plan.memory_bytes,
         },
+        "inputs": data.plan.inputs,
         "measured_on": {"hardware": data.hardware, "versions": data.versions},
         "signed": False,
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.fakes.place import INT8, W4, Done, Place
 from tests.pipeline.test_challenge import UNTUNED, champion, rebuilt
 
@@ -95,3 +97,42 @@ def test_a_run_in_which_nothing_was_chosen_does_not_pass(again: Place) -> None:
     assert again.build().code == 5
     done = again.run("gate", "artifacts/latest", "--against", "tiny@champion", "--json", *REGISTRY)
     assert (done.code, done.said["verdict"]) == (5, "regressed")
+
+
+# ---------------------------------------------------------------- what CI asks before and after
+
+
+def test_a_plan_says_what_changed_since_a_version_was_built(again: Place) -> None:
+    rebuilt(again)  # here: the copy's toolchain is named by another path
+    words = ("plan", "recipe.yaml", "--since", "tiny@latest", "--json", *REGISTRY)
+    same = again.run(*words)
+    assert (same.code, same.said["unchanged"], same.said["changed"]) == (0, True, []), same.err
+    again.recipe["publish"] = []
+    assert again.run(*words).said["unchanged"], "where it goes changes nothing of what is built"
+    again.recipe["load"] = again.recipe["load"] | {"output_tokens": 12}
+    with (again.root / "text.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "one more story of the sun and the moon"}) + "\n")
+    assert again.run(*words).said["changed"] == ["recipe", "texts"]
+    (again.root / "model" / "generation_config.json").write_text("{}")
+    assert "base" in again.run(*words).said["changed"]
+    nobody = again.run("plan", "recipe.yaml", "--since", "other@latest", "--json", *REGISTRY)
+    assert nobody.code == 0 and not nobody.said["unchanged"]
+
+
+def test_a_step_of_github_gets_summary_outputs_and_annotations(
+    again: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: again.root / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    for name, path in files.items():
+        monkeypatch.setenv(name, str(path))
+    again.run("gate", "artifacts/latest", "--against", "tiny@champion", *REGISTRY)
+    words = ("report", "artifacts/latest", "--github", "--junit", "junit.xml", "--comment", "comment.md")
+    done = again.run(*words)
+    assert done.code == 0, done.err
+    outputs = dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+    assert outputs["verdict"] == "published" and outputs["digest"].startswith("sha256:")
+    summary = files["GITHUB_STEP_SUMMARY"].read_text()
+    assert "## Gate" in summary and summary in (again.root / "comment.md").read_text()
+    assert "<testsuite" in (again.root / "junit.xml").read_text()
+    monkeypatch.delenv("GITHUB_OUTPUT")
+    assert again.run(*words).code == 2

@@ -8,6 +8,7 @@ by a try that broke is not sent again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -192,6 +193,16 @@ class Registry(Aliases):
         with locked(folder.parent / f"{folder.name}.lock"):
             self.pull(str(version), folder)
         return folder
+
+    def document(self, version: Version, path: str) -> bytes:
+        """One small file of a version, as its manifest says it; the rest stays where it is."""
+        file = next((entry for entry in self.manifest(version).files if entry.path == path), None)
+        if file is None:
+            raise PublishFailed(f"there is no {path} in it", place=str(version), hint="publish it again from its run")
+        data = b"".join(self.storage.read(*_key(version), file))
+        if (hashlib.sha256(data).hexdigest(), len(data)) != (file.sha256, file.size):
+            raise PublishFailed(f"{path} is not what the manifest says", place=str(version), hint="publish it again")
+        return data
 
     def _fill(self, version: Version, part: Path) -> None:
         """Every file into `part`, hashed as it lies there; those that are right already stay."""

@@ -43,7 +43,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     run.record("01-inspect.json", facts)
     plan = replace(plan, inputs=inputs(recipe, facts, run.recipe_folder))
     run.record("02-plan.json", plan)
-    run.folder.event("texts", scored=texts.scored, calibration=texts.calibration)
+    run.folder.note(texts=texts.told(recipe))
     absent = serving.prepare(run, recipe)
     base = resolve(run, recipe, facts)
     out = Outcome(facts, plan, base)

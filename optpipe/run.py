@@ -20,7 +20,7 @@ from optpipe.inuse import InUse
 from optpipe.outcome import Entry, Outcome
 from optpipe.records import Hardware, Json
 from optpipe.report.data import ReportData, read
-from optpipe.rundir import RunFolder
+from optpipe.rundir import LOCKS, RunFolder, write_atomic
 from optpipe.toolchains import CORE, Kind, Toolchain, get
 
 Item = TypeVar("Item")
@@ -61,6 +61,21 @@ class Toolchains:
             if name != CORE
         }
         return own | used
+
+
+    def records(self, locks: Path) -> Json:
+        """All that is really installed in what was used, for bundles; the locks are copied to the folder `locks`."""
+        used = {}
+        for name, chain in sorted(self._known.items()):
+            if chain.lock:
+                write_atomic(locks / chain.lock.name, chain.lock.read_bytes())
+            used[name] = {
+                "kind": chain.kind,
+                "fingerprint": chain.fingerprint,
+                "lock": chain.lock.name if chain.lock else None,
+                "packages": dict(chain.versions),
+            }
+        return used
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,8 @@ class Run:
     def records(self, out: Outcome) -> ReportData:
         """Everything that is known now, read back from the run's folder: what packages and reports see."""
         failures = {entry.name: entry.failure for entry in out.entries if entry.failure}
-        self.folder.note(failures=failures, versions=self.toolchains.versions())
+        used = self.toolchains.records(self.folder.path / LOCKS)
+        self.folder.note(failures=failures, versions=self.toolchains.versions(), toolchains=used)
         return read(self.folder.path)
 
     @contextmanager

@@ -53,6 +53,10 @@ class ReportData:
     challenges: tuple[Challenge, ...] = ()
     """How the version did against the champion of each registry."""
     published: tuple[Published, ...] = ()
+    texts: Json = field(default_factory=dict)
+    """By its place in the recipe: source of a text, digest of its documents, how many."""
+    toolchains: Json = field(default_factory=dict)
+    """Environments that were used: kind, fingerprint, lock, version of each package."""
     failures: Json = field(default_factory=dict)
     """Candidates that a backend failed for, with the reason."""
     seconds: Json = field(default_factory=dict)
@@ -213,6 +217,8 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
         published=tuple(
             from_json(Published, item) for item in (_load(folder / "publish.json") or {}).get("published", ())
         ),
+        texts=run.get("texts", {}),
+        toolchains=run.get("toolchains", {}),
         failures=run.get("failures", {}),
         seconds=run.get("seconds", {}),
         run=folder.name,

@@ -13,10 +13,12 @@ from optpipe.rundir.files import (
     write_json,
 )
 from optpipe.rundir.jobs import JobStore
-from optpipe.rundir.places import RunFolder, optpipe_home, shown
+from optpipe.rundir.places import LICENCES, LOCKS, RunFolder, optpipe_home, shown
 
 __all__ = [
     "CHUNK",
+    "LICENCES",
+    "LOCKS",
     "DigestMemo",
     "JobStore",
     "RunFolder",

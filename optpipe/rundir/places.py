@@ -13,6 +13,11 @@ from optpipe.records import Json, to_json
 from optpipe.rundir.files import read_json, write_json
 from optpipe.rundir.jobs import JobStore
 
+LICENCES = "licence"
+"""In a run's folder: the texts of the base's licence."""
+LOCKS = "toolchains"
+"""In a run's folder: the locks that its toolchains were installed from."""
+
 
 class RunFolder:
     """artifacts/runs/<id>/, numbered in the order of the line, and the places beside it."""

@@ -9,12 +9,13 @@ from optpipe.errors import InputError, InputProblems
 from optpipe.model import sources, texts
 from optpipe.model.audit import audit, audit_notes
 from optpipe.model.audit_tokenizer import templates
+from optpipe.model.licence import licence_of
 from optpipe.model.memory import measured_bits_per_weight
 from optpipe.model.paragraphs import overlap
 from optpipe.recipe.schema import Recipe, Text
-from optpipe.records import Artifact, Checkpoint, Job, ModelFacts
+from optpipe.records import Artifact, Checkpoint, Job, Json, ModelFacts
 from optpipe.run import Run
-from optpipe.rundir import digest_json, folder_bytes, optpipe_home, write_atomic
+from optpipe.rundir import LICENCES, digest_json, folder_bytes, optpipe_home, write_atomic
 
 AUDIT = 2
 """Raised when the audit looks for more in the values of weights: what passed before is read again."""
@@ -30,6 +31,16 @@ class Texts:
 
     scored: dict[str, texts.ResolvedText]
     calibration: texts.ResolvedText | None
+
+    def told(self, recipe: Recipe) -> Json:
+        """Source, digest and number of documents of each, by its place in the recipe, for the run's record."""
+        found = {f"texts.{name}": (recipe.texts[name], text) for name, text in self.scored.items()}
+        if recipe.calibration and self.calibration:
+            found["calibration.text"] = (recipe.calibration.text, self.calibration)
+        return {
+            place: {"source": text.source, "digest": here.digest, "documents": here.documents}
+            for place, (text, here) in found.items()
+        }
 
 
 def check_inputs(run: Run, recipe: Recipe) -> Texts:
@@ -76,7 +87,11 @@ def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     for note in notes:
         run.talk.say(f"note: {note}")
     bits = measured_bits_per_weight(path, facts, None)
-    base = Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job, {"notes": notes})
+    licence, owed = licence_of(fetched.path)
+    for name, text in owed.items():
+        write_atomic(run.folder.path / LICENCES / name, text.read_bytes())
+    details = {"notes": notes, "licence": licence | {"files": sorted(owed)}}
+    base = Checkpoint("base", path, digest, folder_bytes(path), bits, None, seconds, peak, job, details)
     return run.record("03-resolve.json", base)
 
 

@@ -126,7 +126,8 @@ def _managed(name: str, chosen: Managed, say: Say) -> Toolchain:
     found = scan(lock.python, place=f"toolchain {lock.name}")
     origin = f"lock {lock.folder.name}"
     env = environment_of(name)
-    return Toolchain(name, "managed", (str(lock.python),), env, found.fingerprint, found.versions, origin)
+    python = (str(lock.python),)
+    return Toolchain(name, "managed", python, env, found.fingerprint, found.versions, origin, lock=lock.file)
 
 
 def _interpreter(name: str, chosen: Interpreter) -> Toolchain:

@@ -85,6 +85,8 @@ class Toolchain:
     versions: dict[str, str] = field(default_factory=dict)
     origin: str = ""
     url: str | None = None
+    lock: Path | None = None
+    """The lock that a managed one was installed from."""
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """`base` with this toolchain's variables, and its scripts (vllm, ninja) first on PATH."""

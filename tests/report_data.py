@@ -262,6 +262,19 @@ def report_data() -> ReportData:
             perplexity=8.69,
         ),
         published=(Published("folder", "imaginary-135m", DIGEST, ("latest", "champion"), "artifacts/registry"),),
+        texts={
+            "texts.wiki": {"source": "wheel:wiki==1.0/wiki.json", "digest": "sha256:" + "a1" * 32, "documents": 40},
+            "calibration.text": {"source": "hf-dataset:test/chats@main/a.jsonl", "digest": DIGEST, "documents": 512},
+        },
+        toolchains={
+            "quantize": {
+                "kind": "managed",
+                "fingerprint": "sha256:" + "f1" * 32,
+                "lock": "quantize-test.txt",
+                "packages": {"python": "3.11.7", "llmcompressor": "0.14.0.1", "torch": "2.13.0+cpu"},
+            },
+            "vllm": {"kind": "image", "fingerprint": DIGEST, "lock": None, "packages": {"image": DIGEST}},
+        },
         failures={"fp8@vllm": "the engine was ready, then died under load: exit code 137"},
         seconds={"install": 41.0, "build": 1312.0},
         run="20261130T101500.000-imaginary-135m",

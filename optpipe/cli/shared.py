@@ -30,6 +30,18 @@ Where = Annotated[
     str | None,
     typer.Option("--registry", metavar="WHERE", help="The registry's folder or URL; by default artifacts/registry."),
 ]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="Trust this public key alone, not the policy's signers."),
+]
+Identity = Annotated[
+    str | None,
+    typer.Option("--identity", metavar="WHO", help="Trust this identity of Sigstore's alone, with its --issuer."),
+]
+Issuer = Annotated[str | None, typer.Option("--issuer", metavar="URL", help="Who vouches for the --identity.")]
+AllowUnsigned = Annotated[
+    bool, typer.Option("--allow-unsigned", help="Take what nobody signed who is trusted here, with a warning.")
+]
 DEFAULT_ARTIFACTS = Path("artifacts")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,43 +50,57 @@ class Examined:
         raise error
 
 
-def examine(
-    folder: Path, policy: Policy, *, expected: str | None = None, name: str | None = None, contents: bool = True
-) -> Examined:
-    """Check a bundle; `expected` and `name` are its digest and its model's name where somebody promised them.
-
-    Without `contents` only names and sizes of the files are compared with the manifest, which the signature covers.
-    """
-    problems = list(bundles.verify(folder, expected, contents=contents))
+def examine(folder: Path, policy: Policy, *, name: str | None = None, expected: str | None = None) -> Examined:
+    """Check a bundle's folder; `expected` is its digest and `name` its model's where somebody promised them."""
+    problems = bundles.verify(folder, expected)
     manifest, _ = bundles.read_manifest(folder)
     if manifest is None:
-        return Examined(None, 0, None, tuple(problems))
-    own = _name(folder)
-    if name is not None and own not in (None, name):
-        problems.append(Problem(provenance.ABOUT, f"is of the model {own!r}, not {name!r}"))
-    proof = check(_signature(folder), bundles.signed(manifest), own or name or "", policy)
+        return Examined(None, 0, None, problems)
+
+    def read(path: str) -> bytes:
+        with bundles.open_plain(folder / path) as file:
+            return file.read()
+
+    return judge(manifest, problems, folder_signature(folder), read, name, policy)
+
+
+def judge(
+    manifest: bundles.Manifest,
+    problems: Iterable[Problem],
+    signature: bytes | None,
+    read: provenance.Read,
+    name: str | None,
+    policy: Policy,
+) -> Examined:
+    """What is found of a version from its manifest, its small files and its signature.
+
+    `problems` are those of its bytes; without a `name`, the model is called what the bundle calls itself.
+    """
+    found = list(problems)
+    proof = check(signature, bundles.signed(manifest), name or _own_name(read), policy)
     unproven = proof.status in ("unknown", "unsigned") and policy.allow_unsigned
     if not (proof.signed or unproven):
-        problems.append(Problem(bundles.SIGNATURE, proof.told, proof.hint))
-    if (folder / provenance.FILE).exists() or not policy.allow_unsigned:
-        problems += provenance.problems(folder, manifest)
-    return Examined(manifest.digest, len(manifest.files), proof, tuple(problems))
+        found.append(Problem(bundles.SIGNATURE, proof.told, proof.hint))
+    if not unproven or any(entry.path == provenance.FILE for entry in manifest.files):
+        found += provenance.problems(manifest, read)
+    return Examined(manifest.digest, len(manifest.files), proof, tuple(found))
 
 
-def _signature(folder: Path) -> bytes | None:
+def folder_signature(folder: Path) -> bytes | None:
+    """What lies where the signature belongs; a link or a folder there is the signature of nobody."""
     try:
         with bundles.open_plain(folder / bundles.SIGNATURE) as file:
             return file.read()
     except FileNotFoundError:
         return None
-    except OSError as error:  # a link or a folder in its place: no signature of anybody
+    except OSError as error:
         return f"{error}".encode()
 
 
-def _name(folder: Path) -> str | None:
+def _own_name(read: provenance.Read) -> str:
     """The model's name as the bundle says it."""
     try:
-        found = json.loads((folder / provenance.ABOUT).read_bytes())["name"]
+        found = json.loads(read(provenance.ABOUT))["name"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
+        return ""
+    return found if isinstance(found, str) else ""

@@ -8,9 +8,8 @@ the files that the bundle's signature covers, and the same records give the same
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from optpipe import bundle as bundles
@@ -73,18 +72,21 @@ def _material(one: Material) -> Json:
     return found
 
 
-def problems(folder: Path, manifest: bundles.Manifest) -> list[Problem]:
+Read = Callable[[str], bytes]
+"""The content of a file of a bundle, by its path in it."""
+
+
+def problems(manifest: bundles.Manifest, read: Read) -> list[Problem]:
     """What the statement in a bundle says otherwise than the bundle; its small files are read."""
     import yaml
 
+    listed = {entry.path for entry in manifest.files}
+    if missing := [name for name in (FILE, ABOUT, RECIPE) if name not in listed]:
+        hint = "package it again from its run"
+        return [Problem(missing[0], "missing: how this version was made is not told", hint)]
     try:
-        told = json.loads((folder / FILE).read_bytes())
-        about = json.loads((folder / ABOUT).read_bytes())
-        recipe = yaml.safe_load((folder / RECIPE).read_bytes())
-        return list(_differences(told, manifest, about, recipe))
-    except FileNotFoundError as error:
-        missing = Path(str(error.filename)).name
-        return [Problem(missing, "missing: how this version was made is not told", "package it again from its run")]
+        told, about = json.loads(read(FILE)), json.loads(read(ABOUT))
+        return list(_differences(told, manifest, about, yaml.safe_load(read(RECIPE))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         return [Problem(FILE, f"does not have its form: {type(error).__name__}: {error}")]
 

@@ -22,7 +22,7 @@ def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: 
     """Compare the bundle with the present holder of the alias, where there is one and it may be moved."""
     winner, bundle, alias = out.winner, out.packaged, settings.promote or CHAMPION
     assert winner is not None and winner.checkpoint is not None, "only a winner is packaged"
-    registry = connect(settings, run.folder.registry)
+    registry = connect(settings, run.folder.registry, notary=Notary(run.talk.say))
     holder = registry.alias(bundle.name, alias)
     if out.open_checks:
         return told(run, alias, Challenge(holder, False, run.folder.ident, out.open_checks))
@@ -32,7 +32,9 @@ def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: 
         reason = f"the recipe's `publish:` names no alias to promote, so {alias} stays"
         return Challenge(holder, False, run.folder.ident, (Check("promote", "skipped", reason),))
     try:
-        champion = Champion.read(holder, registry.local(registry.resolve(f"{bundle.name}@{holder}")))
+        version = registry.resolve(f"{bundle.name}@{alias}")
+        registry.examine(version, contents=False).demand(str(version))
+        champion = Champion.read(version.digest, registry.local(version))
     except (OptpipeError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         checks: tuple[Check, ...] = (Check("champion", "inconclusive", f"the champion cannot be read: {error}"),)
     else:

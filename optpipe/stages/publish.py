@@ -6,16 +6,17 @@ from pathlib import Path
 
 from optpipe.backends.registries import Registry, Settings, Version, connect
 from optpipe.backends.registries.references import CHAMPION, LATEST
-from optpipe.backends.registries.registry import Progress
+from optpipe.console import Talk
 from optpipe.errors import PublishFailed
+from optpipe.proofs import Notary
 from optpipe.records import Bundle, Challenge, Published
 
 
 def publish(
-    bundle: Bundle, settings: Settings, default: Path, challenge: Challenge, progress: Progress | None = None
+    bundle: Bundle, settings: Settings, default: Path, challenge: Challenge, talk: Talk
 ) -> Published:
-    """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
-    registry = connect(settings, default, progress=progress)
+    """Sign, upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
+    registry = connect(settings, default, notary=Notary(talk.say), progress=talk.transfer)
     try:
         return put_and_move(registry, bundle, settings, challenge)
     except OSError as error:

@@ -90,7 +90,7 @@ def test_the_provenance_is_an_in_toto_statement_in_slsas_form(bundle: Bundle) ->
 
 def problems(bundle: Bundle) -> list[str]:
     manifest = bundles.write_manifest(bundle.path)
-    return [str(problem) for problem in provenance.problems(bundle.path, manifest)]
+    return [str(problem) for problem in provenance.problems(manifest, lambda path: (bundle.path / path).read_bytes())]
 
 
 def test_the_provenance_fits_its_bundle(bundle: Bundle) -> None:

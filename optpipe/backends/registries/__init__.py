@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optpipe.backends.registries.aliases import Sign
 from optpipe.backends.registries.folder import Folder, FolderStorage
 from optpipe.backends.registries.references import Reference, Version
 from optpipe.backends.registries.registry import Progress, Registry
 from optpipe.backends.registries.storage import Storage
 from optpipe.errors import PublishFailed
+from optpipe.proofs import Notary
 
 Settings = Folder
 
 
 def connect(
-    settings: Settings, default: Path, *, sign: Sign | None = None, progress: Progress | None = None
+    settings: Settings, default: Path, *, notary: Notary | None = None, progress: Progress | None = None
 ) -> Registry:
     """The registry of a recipe's `publish:` entry; `default` is the folder where it names none."""
-    return Registry(storage_of(settings, default), sign, progress)
+    return Registry(storage_of(settings, default), notary, progress)
 
 
-def at(where: str, *, sign: Sign | None = None, progress: Progress | None = None) -> Registry:
+def at(where: str, *, notary: Notary | None = None, progress: Progress | None = None) -> Registry:
     """The registry that a folder or URL names, as the commands' `--registry` takes it."""
-    return connect(Folder(path=where), Path(where), sign=sign, progress=progress)
+    return connect(Folder(path=where), Path(where), notary=notary, progress=progress)
 
 
 def storage_of(settings: Settings, default: Path) -> Storage:

@@ -9,15 +9,13 @@ loser is told so, and its record stays as what it is, an attempt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from optpipe.backends.registries.moves import Action, Kept, Move, earlier, in_order, next_move
 from optpipe.backends.registries.references import Version, checked_name
 from optpipe.backends.registries.storage import Storage
 from optpipe.errors import InputError, PublishFailed
+from optpipe.proofs import Claim, Notary
 
-Sign = Callable[[bytes], str]
-"""A signature over bytes, as text."""
 SETTLE_S = 1.0
 """How long a write waits for those that were begun before it could be seen, where nothing refuses the second."""
 
@@ -27,9 +25,9 @@ class Aliases:
 
     settle_s = SETTLE_S
 
-    def __init__(self, storage: Storage, sign: Sign | None = None) -> None:
+    def __init__(self, storage: Storage, notary: Notary | None = None) -> None:
         self.storage = storage
-        self._sign = sign
+        self.notary = notary
 
     def history(self, name: str) -> list[Kept]:
         """Every move of every alias of a model, oldest first; attempts that lost are among them."""
@@ -46,6 +44,21 @@ class Aliases:
     def alias(self, name: str, alias: str) -> str | None:
         """The digest that `alias` means now."""
         return self._now(name, checked_name(alias, "alias"), self.history(name))
+
+    def trusted_alias(self, name: str, alias: str) -> str | None:
+        """The digest that `alias` means now; PublishFailed if its last move is not to be trusted, or an old one."""
+        history = self.history(name)
+        digest = self._now(name, checked_name(alias, "alias"), history)
+        if digest is not None and self.notary:
+            mine = in_order(history, alias)
+            last = mine[-1] if mine and mine[-1].move.digest == digest else None
+            self.notary.check_move(self._claim(name, alias, last))
+        return digest
+
+    def _claim(self, name: str, alias: str, kept: Kept | None) -> Claim:
+        if kept is None:
+            return Claim(self.storage.where, name, alias)
+        return Claim(self.storage.where, name, alias, kept.move.sequence, kept.move.encode(), kept.signature)
 
     def aliases(self, name: str) -> list[str]:
         return sorted(self.aliases_now(name))
@@ -92,13 +105,17 @@ class Aliases:
             return
         if now != expected:
             raise _moved(name, alias, now, expected)
-        move = next_move(in_order(history, alias), version, alias, now, evidence, action)
-        kept = Kept(move, self._sign(move.encode()) if self._sign else None)
+        mine = in_order(history, alias)
+        first = self.notary.first(self._claim(name, alias, None)) if self.notary and not mine else 1
+        move = next_move(mine, version, alias, now, evidence, action, first)
+        kept = Kept(move, self.notary.sign_move(move.encode()) if self.notary else None)
         added = self.storage.add_move(name, alias, move.sequence, kept.encode())
         if not added or not (self.storage.conditional or self._won(move)):
             raise _moved(name, alias, self.alias(name, alias), expected)
         if self.storage.points(alias):
             self._point(move)
+        if self.notary:
+            self.notary.moved(self._claim(name, alias, kept))
 
     def _won(self, move: Move) -> bool:
         """After a while: nothing has moved, and of the records with this number this one decides."""

@@ -29,7 +29,7 @@ class Move:
     name: str
     alias: str
     sequence: int
-    """1 for the first move of this alias."""
+    """1 for the first move of this alias; more where a registry was made anew (proofs/notary.py)."""
     digest: str
     """What it means from now on."""
     previous: str | None
@@ -74,12 +74,18 @@ class Kept:
 
 
 def next_move(
-    history: list[Kept], version: Version, alias: str, previous: str | None, evidence: str, action: Action
+    history: list[Kept],
+    version: Version,
+    alias: str,
+    previous: str | None,
+    evidence: str,
+    action: Action,
+    first: int = 1,
 ) -> Move:
-    """The record that follows on `history`, the moves of this alias."""
+    """The record that follows on `history`, the moves of this alias; `first` is the number of its very first."""
     last = history[-1].move if history else None
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    sequence, after = (last.sequence + 1, last.ident) if last else (1, None)
+    sequence, after = (last.sequence + 1, last.ident) if last else (first, None)
     return Move(version.name, alias, sequence, version.digest, previous, action, now, user(), evidence, after)
 
 

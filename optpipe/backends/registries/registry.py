@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from optpipe import bundle as bundles
-from optpipe.backends.registries.aliases import Aliases, Sign
+from optpipe.backends.registries.aliases import Aliases
 from optpipe.backends.registries.references import Reference, Version, checked_name, parse, told
 from optpipe.backends.registries.storage import Storage
 from optpipe.bundle import Entry, Manifest
 from optpipe.errors import InputError, Problem, PublishFailed, did_you_mean
+from optpipe.proofs import Examined, Notary, Policy, judge
 from optpipe.records import Bundle, Json
 from optpipe.rundir import digest_bytes, locked, optpipe_home, sync_folder, sync_tree, write_atomic
 
@@ -28,8 +29,8 @@ Progress = Callable[[str, float, float], None]
 class Registry(Aliases):
     """Versions and aliases over a storage."""
 
-    def __init__(self, storage: Storage, sign: Sign | None = None, progress: Progress | None = None) -> None:
-        super().__init__(storage, sign)
+    def __init__(self, storage: Storage, notary: Notary | None = None, progress: Progress | None = None) -> None:
+        super().__init__(storage, notary)
         self._progress = progress
         self.kind = storage.kind
         self.where = storage.where
@@ -40,6 +41,8 @@ class Registry(Aliases):
         """Make `bundle` a version, or find that it is one; what is there already is not sent again."""
         checked_name(bundle.name, "model")
         version = Version(bundle.name, bundle.digest)
+        if self.notary:
+            self.notary.sign_bundle(bundle.path, bundle.name)
         with self.storage.uploading(*_key(version)):
             if (there := self.storage.manifest(*_key(version))) is not None:
                 self._demand_sizes(version, there)
@@ -114,7 +117,7 @@ class Registry(Aliases):
 
     def _by_alias(self, wanted: Reference) -> str:
         alias = str(wanted.alias)
-        if (digest := self.alias(wanted.name, alias)) is not None:
+        if (digest := self.trusted_alias(wanted.name, alias)) is not None:
             return digest
         self._known(wanted)
         known = self.aliases(wanted.name)
@@ -166,12 +169,26 @@ class Registry(Aliases):
                 Problem(file.path, "changed, or not whole") for file in manifest.files if not self._whole(version, file)
             )
 
-    def signed(self, version: Version) -> bool:
-        return self.storage.signature(*_key(version)) is not None
+    def examine(self, version: Version, *, contents: bool = True) -> Examined:
+        """What is wrong with a version under the notary's policy; without `contents`, all but its bytes."""
+        problems = self.verify(version) if contents else ()
+        policy = self.notary.policy if self.notary else Policy(allow_unsigned=True)
+        manifest, signature = self.manifest(version), self.storage.signature(*_key(version))
+        entries = {entry.path: entry for entry in manifest.files}
+
+        def read(path: str) -> bytes:
+            data = b"".join(self.storage.read(*_key(version), entries[path]))
+            if bundles.hash_chunks([data]) != (entries[path].sha256, entries[path].size):
+                raise PublishFailed(f"{path} is not what the manifest says", place=f"{self.where}: {version}")
+            return data
+
+        return judge(manifest, problems, signature, read, version.name, policy)
 
     def pull(self, reference: str, destination: Path) -> Version:
         """Copy a version to `destination`, verified; a broken pull goes on where it stopped."""
         version = self.resolve(reference)
+        if self.notary:  # before anything large comes over
+            self.examine(version, contents=False).demand(str(version))
         target = destination.absolute()
         if target.is_dir() and any(target.iterdir()):
             if bundles.verify(target, version.digest):

@@ -95,7 +95,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
         out.challenges.append(challenge(run, recipe, scorer, out, registry))
         run.record("11-challenge.json", out.challenges)
         against, default = out.challenges[-1], run.folder.registry
-        out.published.append(publish(out.packaged, registry, default, against, run.talk))
+        out.published.append(publish(out.packaged, registry, default, against, run.notary, run.talk.transfer))
         run.record("publish.json", {"published": out.published})
     return out
 

@@ -18,6 +18,7 @@ from optpipe.console import Talk
 from optpipe.errors import BackendFailed
 from optpipe.inuse import InUse
 from optpipe.outcome import Entry, Outcome
+from optpipe.proofs import Notary
 from optpipe.records import Hardware, Json
 from optpipe.report.data import ReportData, read
 from optpipe.rundir import LOCKS, RunFolder, write_atomic
@@ -91,6 +92,11 @@ class Run:
     in_use: InUse
     required: frozenset[str] = frozenset()
     """Targets whose absence ends the build; others are skipped with the reason."""
+
+    @property
+    def notary(self) -> Notary:
+        """Signs what this build publishes, and says whose signatures it believes."""
+        return Notary(self.talk.say)
 
     def record(self, name: str, record: Result) -> Result:
         """Write a stage's record, e.g. `01-inspect.json`, and hand it on."""

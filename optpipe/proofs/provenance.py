@@ -101,7 +101,7 @@ def _differences(told: Any, manifest: bundles.Manifest, about: Any, recipe: Any)
     wrong = sorted(name for name in said.keys() | files.keys() if said.get(name) != files.get(name))
     if wrong or len(said) != len(described):
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        yield Problem(FILE, f"is of another run: {shown or 'a file twice'} differ from what it says")
+        yield Problem(FILE, f"is of another run: it says otherwise of {shown or 'one file twice'}")
     if definition["externalParameters"]["recipe"] != recipe:
         yield Problem(FILE, f"is of another recipe than {RECIPE}")
     if definition["internalParameters"]["candidate"] != about["candidate"]:

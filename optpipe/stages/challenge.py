@@ -22,7 +22,7 @@ def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: 
     """Compare the bundle with the present holder of the alias, where there is one and it may be moved."""
     winner, bundle, alias = out.winner, out.packaged, settings.promote or CHAMPION
     assert winner is not None and winner.checkpoint is not None, "only a winner is packaged"
-    registry = connect(settings, run.folder.registry, notary=Notary(run.talk.say))
+    registry = connect(settings, run.folder.registry, notary=run.notary)
     holder = registry.alias(bundle.name, alias)
     if out.open_checks:
         return told(run, alias, Challenge(holder, False, run.folder.ident, out.open_checks))

@@ -145,7 +145,7 @@ def repository(data: ReportData) -> str | None:
 
 def parallelism(engine: Engine) -> Json:
     """Devices that the configuration needs, and how the model is laid over them."""
-    flat = vllm.flags(engine.config)
+    flat = ENGINES[engine.name].flags(engine.config)
     sizes = {kind: int(flat.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "pipeline", "data")}
     return sizes | {"devices": sizes["tensor"] * sizes["pipeline"] * sizes["data"]}
 

@@ -6,17 +6,22 @@ from pathlib import Path
 
 from optpipe.backends.registries import Registry, Settings, Version, connect
 from optpipe.backends.registries.references import CHAMPION, LATEST
-from optpipe.console import Talk
+from optpipe.backends.registries.registry import Progress
 from optpipe.errors import PublishFailed
 from optpipe.proofs import Notary
 from optpipe.records import Bundle, Challenge, Published
 
 
 def publish(
-    bundle: Bundle, settings: Settings, default: Path, challenge: Challenge, talk: Talk
+    bundle: Bundle,
+    settings: Settings,
+    default: Path,
+    challenge: Challenge,
+    notary: Notary | None = None,
+    progress: Progress | None = None,
 ) -> Published:
-    """Sign, upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten."""
-    registry = connect(settings, default, notary=Notary(talk.say), progress=talk.transfer)
+    """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten; the `notary` signs."""
+    registry = connect(settings, default, notary=notary, progress=progress)
     try:
         return put_and_move(registry, bundle, settings, challenge)
     except OSError as error:

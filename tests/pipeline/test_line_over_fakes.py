@@ -209,3 +209,17 @@ def test_without_trials_the_defaults_ship(fresh: Callable[..., Place]) -> None:
     done = place.build()
     assert (done.code, done.said["verdict"], done.said["tuned"]) == (0, "selected", None)
     assert (done.said["published"], place.artifacts.joinpath("registry").exists()) == ([], False)
+
+
+def test_what_is_published_is_signed_by_this_machine_and_told_from_what_it_was_made(built: Built) -> None:
+    place, done = built
+    assert "made a signing key" in done.err and (place.root / "home" / "keys" / "signing.pem").stat().st_mode & 0o077 == 0
+    found = place.run("verify", "tiny@champion", "--json")
+    told = json.loads(found.out)
+    assert found.code == 0 and told["signed"] and told["ok"]
+    bundle = place.root / done.said["bundle"]
+    provenance = json.loads((bundle / "provenance.json").read_text())["predicate"]["buildDefinition"]
+    names = {one["name"] for one in provenance["resolvedDependencies"]}
+    assert {"base", "texts.stories", "calibration.text", "toolchain quantize", "toolchain vllm"} <= names
+    parts = {one["bom-ref"] for one in json.loads((bundle / "sbom.cdx.json").read_text())["components"]}
+    assert {"base", "text:texts.stories", "toolchain:vllm"} <= parts

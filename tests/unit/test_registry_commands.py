@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import typer
 
-from optpipe import bundle as bundles
 from optpipe.backends.registries import at
 from optpipe.cli import registry as commands
 from optpipe.cli import run
 from optpipe.errors import InputError, OptpipeError, PublishFailed
-from optpipe.records import Bundle
+from optpipe.proofs import Notary
+from tests.bundles import small_bundle
 
 
 class Shop:
@@ -24,17 +24,14 @@ class Shop:
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
-        self.registry = at(str(root / "registry"))
+        self.registry = at(str(root / "registry"), notary=Notary(lambda line: None))
         self.app = typer.Typer(rich_markup_mode=None)
         for name in ("list_", "pull", "verify", "promote", "rollback"):
             self.app.command(name.rstrip("_"))(getattr(commands, name))
         self.digests = [self.publish(root / name, name) for name in ("one", "two")]
 
     def publish(self, folder: Path, text: str) -> str:
-        folder.mkdir()
-        (folder / "model.safetensors").write_text(text)
-        manifest = bundles.write_manifest(folder)
-        version = self.registry.upload(Bundle("tiny", folder, manifest.digest, "sha256:00", manifest.bytes))
+        version = self.registry.upload(small_bundle(folder, text))
         for alias in ("latest", "champion"):
             self.registry.move(version, alias, expected=self.registry.alias("tiny", alias), evidence="test")
         return version.digest
@@ -50,7 +47,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shop:
+def shop(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
     return Shop(tmp_path, capsys)
 
 
@@ -85,8 +83,9 @@ def test_promote_to_another_alias_with_a_reason(shop: Shop) -> None:
 def test_pull_and_verify(shop: Shop, tmp_path: Path) -> None:
     assert shop.json("pull", "tiny@champion", str(tmp_path / "here"))["digest"] == shop.digests[1]
     told = shop.json("verify", str(tmp_path / "here"))
-    assert told == {"ok": True, "digest": shop.digests[1], "files": 1, "signed": False, "problems": []}
-    assert "unsigned" in shop("verify", "tiny")
+    signer = told.pop("signer")
+    assert told == {"ok": True, "digest": shop.digests[1], "files": 4, "signed": True, "problems": []}
+    assert f"signed by {signer}" in shop("verify", "tiny")
 
 
 def test_verify_names_what_was_changed_and_ends_with_six(shop: Shop, tmp_path: Path) -> None:

@@ -188,7 +188,9 @@ class Registry(Aliases):
         """Copy a version to `destination`, verified; a broken pull goes on where it stopped."""
         version = self.resolve(reference)
         if self.notary:  # before anything large comes over
-            self.examine(version, contents=False).demand(str(version))
+            proof = self.examine(version, contents=False).demand(str(version)).proof
+            if proof and not proof.signed:
+                self.notary.say(f"warning: {version}: {proof.told}")
         target = destination.absolute()
         if target.is_dir() and any(target.iterdir()):
             if bundles.verify(target, version.digest):

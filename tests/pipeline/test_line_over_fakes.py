@@ -213,7 +213,8 @@ def test_without_trials_the_defaults_ship(fresh: Callable[..., Place]) -> None:
 
 def test_what_is_published_is_signed_by_this_machine_and_told_from_what_it_was_made(built: Built) -> None:
     place, done = built
-    assert "made a signing key" in done.err and (place.root / "home" / "keys" / "signing.pem").stat().st_mode & 0o077 == 0
+    key = place.root / "home" / "keys" / "signing.pem"
+    assert "made a signing key" in done.err and key.stat().st_mode & 0o077 == 0
     found = place.run("verify", "tiny@champion", "--json")
     told = json.loads(found.out)
     assert found.code == 0 and told["signed"] and told["ok"]

@@ -60,7 +60,7 @@ def flips(task: TaskQuality) -> str:
 
 def engine(found: Json) -> str:
     differ = len(found["items_that_differ"])
-    told = f"{figures.number(100 * found['accuracy'])} % right of {found['items']}, {differ} items other than here, "
+    told = f"{figures.number(100 * found['accuracy'])} % right of {found['items']}, {differ} other than on the engine, "
     if "same_texts" in found:
         return told + f"{found['same_texts']} of {found['items']} texts the same"
     return told + f"log-likelihoods {found['mean_abs']:.3f} nats apart in the mean"

@@ -190,7 +190,8 @@ def tasks_of(run: Run, recipe: Recipe) -> Iterator[tuple[str, files.Task]]:
         if own in library.record["unknown"]:
             near = ", ".join(library.record["unknown"][own]) or "none"
             raise InputError(f"lm-eval has no task {own!r}", place=place, hint=f"close names: {near}")
-        yield place, task_hub.of_hub(library.record["tasks"][own], commit, library.files.path / own, allow, place)
+        code = run.executor.present(library.files).path / own
+        yield place, task_hub.of_hub(library.record["tasks"][own], commit, code, allow, place)
 
 
 def artifact(path: Path) -> Artifact:

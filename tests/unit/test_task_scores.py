@@ -196,7 +196,7 @@ def test_reports_tell_difference_flips_and_failures() -> None:
     assert [(line.candidate, line.winner) for line in lines] == [("sq-w8a8@vllm", True), ("base@vllm", False)]
     assert lines[0].change.startswith("\N{MINUS SIGN}5.00 points [") and lines[0].change.endswith("n=40")
     assert lines[0].flips == "2 lost, 0 won; not shown to differ (p = 0.5)"
-    assert "2 items other" in lines[0].engine and lines[1].engine == ""
+    assert "2 other than on the engine" in lines[0].engine and lines[1].engine == ""
     assert lines[1].change == "the reference" and lines[1].flips == ""
     for text in (html(scored()), markdown(scored())):
         assert "arc_easy 1.0, acc" in text and "2 lost, 0 won" in text

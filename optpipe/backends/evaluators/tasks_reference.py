@@ -48,12 +48,13 @@ def run(options: Json, work: Work) -> Json:
 def written(model: Any, tokenizer: Any, ids: Any, request: Json) -> str:
     """What transformers writes greedily after ids [1, L], up to the first stop.
 
-    A tokenizer may write the first word of a text otherwise than a later one, so the context is decoded too.
+    A tokenizer may write the first word of a text otherwise than a later one, so the context is decoded too. What
+    else the model's generation configuration says (a repetition penalty) holds here as it does for the engine.
     """
     import torch
 
     stops = {"stop_strings": request["until"], "tokenizer": tokenizer} if request["until"] else {}
-    plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
+    plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     most = int(request["max_tokens"])
     found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, **plain, **stops)
     whole, context = (tokenizer.decode(part, skip_special_tokens=True) for part in (found[0], ids[0]))

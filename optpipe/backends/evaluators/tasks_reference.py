@@ -16,7 +16,7 @@ from optpipe.backends.evaluators.tokens import load_tokenizer
 from optpipe.records import Json
 from optpipe.worker import Failure, Work
 
-REVISION = 3
+REVISION = 4
 
 
 def run(options: Json, work: Work) -> Json:

@@ -20,10 +20,11 @@ KEYS = frozenset(
         *("task", "tag", "dataset_path", "dataset_kwargs", *SPLITS, "training_split", "fewshot_split", "output_type"),
         *("doc_to_text", "doc_to_choice", "doc_to_target", "process_docs", "description", "num_fewshot"),
         *("target_delimiter", "fewshot_delimiter", "metric_list", "metadata", "generation_kwargs", "filter_list"),
+        *("process_results", "fewshot_config"),
         *("should_decontaminate", "doc_to_decontamination_query"),
     )
 )
-FUNCTIONS = ("doc_to_text", "doc_to_choice", "doc_to_target", "process_docs")
+FUNCTIONS = ("doc_to_text", "doc_to_choice", "doc_to_target", "process_docs", "process_results")
 """Keys in which lm-eval takes `!function module.name`."""
 ENTRY = {"metric", "aggregation", "higher_is_better"}
 EXACTLY = {*ENTRY, "ignore_case", "ignore_punctuation", "ignore_numbers", "regexes_to_ignore"}
@@ -55,6 +56,7 @@ def problems(config: Json) -> Iterator[tuple[str, str]]:
     yield from _metric_problems(config.get("metric_list"))
     yield from _generation_problems(config.get("generation_kwargs", {}))
     yield from _filter_problems(config.get("filter_list", []))
+    yield from _fewshot_problems(config.get("fewshot_config", {}))
 
 
 def _data_problems(kwargs: Any, config: Json) -> Iterator[tuple[str, str]]:
@@ -128,6 +130,18 @@ def _filter_problems(given: Any) -> Iterator[tuple[str, str]]:
                 yield f"filter_list: {step.get('function')!r} is none of {', '.join(FILTERS)}", hint
             if not valid(step.get("regex_pattern", "")):
                 yield f"filter_list: {step.get('regex_pattern')!r} is no regular expression", hint
+
+
+def _fewshot_problems(given: Any) -> Iterator[tuple[str, str]]:
+    hint = "fewshot_config: {sampler: first_n, samples: [{question: ..., answer: ...}]}"
+    if not isinstance(given, dict) or not set(given) <= {"sampler", "samples"}:
+        yield f"fewshot_config: {given!r} is not taken", hint
+        return
+    samples = given.get("samples", [])
+    if given.get("sampler", "default") not in ("default", "first_n"):
+        yield f"fewshot_config: sampler: {given['sampler']!r} is neither default nor first_n", hint
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        yield f"fewshot_config: samples: {str(samples)[:80]} is no list of documents", hint
 
 
 def valid(pattern: Any) -> bool:

@@ -108,7 +108,8 @@ def test_a_split_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
         ({"unsafe_code": True}, "unsafe_code"),
         ({"repeats": 8}, "repeats: 8"),
         ({"generation_kwargs": {"temperature": 0.8}}, "sampled"),
-        ({"process_results": {"!function": "utils.results"}}, "process_results"),
+        ({"fewshot_config": {"sampler": "first_n", "samples": "/x/utils.samples"}}, "no list of documents"),
+        ({"class": {"!function": "task.Own"}}, "class"),
     ],
 )
 def test_what_a_task_file_may_not_say_lm_evals_may_not_either(

@@ -234,8 +234,11 @@ def score(task: Any, metric: str, results: Json, samples: list[Json]) -> Json:
 
 
 def item(sample: Json, metric: str) -> Json:
-    """One document: right or wrong, with what was answered."""
-    found = {"id": int(sample["doc_id"]), "correct": int(sample[metric])}
+    """One document: right or wrong (or between), with what was answered."""
+    value = float(sample[metric])
+    if not 0.0 <= value <= 1.0:  # code of the task's own may say anything
+        raise Failure(f"document {sample['doc_id']}: {metric} is {value}, not from 0 to 1")
+    found = {"id": int(sample["doc_id"]), "correct": int(value) if value.is_integer() else value}
     answers = [answers[0] for answers in sample["resps"]]
     if isinstance(answers[0], str):
         return {**found, "text": answers[0], "taken": str(sample["filtered_resps"][0])}

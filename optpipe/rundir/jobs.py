@@ -99,6 +99,15 @@ class JobStore:
             write_json(path, compute(self.folder(key) / "files"))
         return dict(read_json(path))
 
+    def beside(self, key: str, name: str) -> Json | None:
+        """What was kept beside a job's record (`derived`, `keep_beside`), or None."""
+        path = self.folder(key) / f"{name}.json"
+        return dict(read_json(path)) if path.exists() else None
+
+    def keep_beside(self, key: str, name: str, facts: Json) -> None:
+        """Keep what became known of a job after its end."""
+        write_json(self.folder(key) / f"{name}.json", facts)
+
     def drop_files(self, key: str) -> int:
         """Forget the files of a kept job, not its record; the bytes freed."""
         folder = self.folder(key) / "files"

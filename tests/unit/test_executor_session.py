@@ -67,6 +67,8 @@ def test_one_engine_serves_all_jobs_and_is_gone_afterwards(tmp_path: Path) -> No
     assert len(answers) == 3 and all(answers)
     (status,) = tmp_path.glob("**/*-engine.json")
     assert json.loads(status.read_text(encoding="utf-8"))["peak_memory_bytes"] > 1 << 20
+    beside = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("**/jobs/*/engine.json")]
+    assert len(beside) == 3 and beside[0]["peak_memory_bytes"] > 1 << 20 and beside[0]["ready_s"] > 0
     (port,) = starts(tmp_path)
     assert engine_run.can_bind(port)
 

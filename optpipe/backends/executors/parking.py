@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optpipe.backends.executors.engine_run import Engine
 from optpipe.backends.executors.resources import Grant
@@ -22,6 +22,8 @@ class Running:
     grant: Grant
     held: contextlib.ExitStack
     memory_bytes: int
+    served: list[str] = field(default_factory=list)
+    """Keys of the jobs that ran against it."""
 
     def end(self) -> None:
         self.held.close()

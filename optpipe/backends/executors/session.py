@@ -16,9 +16,22 @@ from optpipe.backends.executors.engine_run import Engine
 from optpipe.backends.executors.parking import Running
 from optpipe.errors import BackendFailed
 from optpipe.records import EngineSpec, Job, JobResult
+from optpipe.rundir import JobStore
 
 if TYPE_CHECKING:
     from optpipe.backends.executors.local import Keyed, LocalExecutor
+
+
+ENGINE = "engine"
+"""What is kept beside a job's record of the engine that it ran against."""
+
+
+def end(store: JobStore, engine: Engine, served: list[str]) -> None:
+    """End an engine; what it held at most goes beside the record of each job that ran against it."""
+    ended = engine.close()
+    figures = {"peak_memory_bytes": ended.peak_memory_bytes, "seconds": ended.seconds, "ready_s": engine.ready_s}
+    for key in served:
+        store.keep_beside(key, ENGINE, figures)
 
 
 class EngineSession:
@@ -75,9 +88,10 @@ class EngineSession:
                 grant = stack.enter_context(executor.residence(spec.needs))
                 with executor.at_work(spec.needs, grant):
                     engine = Engine(spec, toolchain, executor.runner, grant)
-                    stack.callback(engine.close)
+                    served: list[str] = []
+                    stack.callback(end, executor.store, engine, served)
                     engine.wait_ready()
-                return Running(self._identity, engine, grant, stack.pop_all(), spec.needs.memory_bytes)
+                return Running(self._identity, engine, grant, stack.pop_all(), spec.needs.memory_bytes, served)
         except BackendFailed as error:
             self._broken = error
             if not error.transient:
@@ -91,7 +105,9 @@ class EngineSession:
         keyed = replace(keyed, job=replace(keyed.job, context={**keyed.job.context, **place}))
         try:
             with self._executor.at_work(self.spec.needs, running.grant, keyed.job.needs) as given:
-                return self._executor.make(keyed, given, guard=engine)
+                done = self._executor.make(keyed, given, guard=engine)
+            running.served.append(keyed.key)
+            return done
         except BackendFailed as error:
             if error.transient and (reason := engine.trouble_soon()):
                 self._broken = engine.failed(reason)

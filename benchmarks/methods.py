@@ -3,7 +3,7 @@
 The demo's model is cut to its first three layers (embeddings, norm and tokenizer stay), so every kernel and every
 kind of layer is real and the text is poor: read costs as they are and losses as an order among methods.
 
-    quantize_s          wall-clock seconds of the job, process start and imports included; `seeds` jobs each
+    quantize_s          wall-clock seconds of the job, process start and imports included; --jobs of them a method
     peak_memory_bytes   the most that the job's processes held at once
     perplexity          change against the cut itself on the same tokens, two texts, with its interval
     loads               whether the engine (vLLM on this machine) serves it; else what it says
@@ -17,6 +17,8 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -27,18 +29,20 @@ from optpipe import serving, stats
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.build import resolved
 from optpipe.console import Talk
+from optpipe.costs import estimate
 from optpipe.errors import BackendFailed, OptpipeError
 from optpipe.inuse import InUse
 from optpipe.model import hardware
 from optpipe.outcome import Entry
 from optpipe.recipe.load import Loaded, load
 from optpipe.recipe.methods import methods
-from optpipe.records import CandidatePlan, Checkpoint, Json, ModelFacts, to_json
+from optpipe.recipe.schema import Recipe
+from optpipe.records import Artifact, CandidatePlan, Checkpoint, Json, ModelFacts, to_json
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder
 from optpipe.stages.evaluate import Scorer, canary_job, parity_job
 from optpipe.stages.inspect import inspect
-from optpipe.stages.plan import estimate, expand
+from optpipe.stages.plan import expand
 from optpipe.stages.quantize import calibration_tokens, quantize
 from optpipe.stages.resolve import check_inputs, resolve
 from tests.real.cuts import cut_layers
@@ -46,7 +50,7 @@ from tests.real.cuts import cut_layers
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "artifacts" / "benchmarks" / "methods"
 LAYERS = 3
-SEEDS = (1, 2, 3)
+MODEL = f"SmolLM2-135M-Instruct (Q4_1 GGUF, converted to bf16), its first {LAYERS} layers"
 SMALL = {"group_size": 64, "iterations": 20, "max_tokens": 4096, "grid": 10, "symmetric": False}
 """Values in place of defaults that fit no group of this model or take hours; a method without the field ignores it."""
 
@@ -84,24 +88,157 @@ def cut() -> Path:
     return folder
 
 
-class a_run:  # noqa: N801  (a context manager, used as one)
+@contextmanager
+def a_run(loaded: Loaded) -> Iterator[Run]:
     """A run of the executor in WORK, closed at its end."""
+    machine = hardware.this_machine()
+    about: Json = {"recipe_path": str(loaded.path), "recipe": resolved(loaded.recipe), "versions": {}}
+    folder = RunFolder(WORK, loaded.recipe.name, {**about, "hardware": dataclasses.asdict(machine)})
+    with Talk() as talk, InUse(folder.store.root) as in_use:
+        chains = Toolchains(loaded.recipe.toolchains, talk)
+        executor = LocalExecutor(folder.store, chains, Site.here(machine), folder.path / "logs", talk)
+        try:
+            yield Run(folder, executor, machine, talk, loaded.path.parent, chains, in_use)
+        finally:
+            executor.close()
 
-    def __init__(self, loaded: Loaded) -> None:
-        machine = hardware.this_machine()
-        about = {"recipe_path": str(loaded.path), "recipe": resolved(loaded.recipe)}
-        folder = RunFolder(WORK, loaded.recipe.name, {**about, "hardware": dataclasses.asdict(machine), "versions": {}})
-        self.talk, self.in_use = Talk(), InUse(folder.store.root)
-        chains = Toolchains(loaded.recipe.toolchains, self.talk)
-        self.executor = LocalExecutor(folder.store, chains, Site.here(machine), folder.path / "logs", self.talk)
-        self.run = Run(folder, self.executor, machine, self.talk, loaded.path.parent, chains, self.in_use)
 
-    def __enter__(self) -> Run:
-        self.talk.__enter__()
-        self.in_use.__enter__()
-        return self.run
+@dataclass(frozen=True)
+class Bench:
+    """What all methods share: the run, the recipe, the cut as base, its scores."""
 
-    def __exit__(self, *what: object) -> None:
-        self.executor.close()
-        self.in_use.__exit__(None, None, None)
-        self.talk.__exit__(None, None, None)
+    run: Run
+    recipe: Recipe
+    facts: ModelFacts
+    base: Checkpoint
+    tokens: Artifact | None
+    scorer: Scorer
+
+
+def measure(jobs: int) -> Json:
+    """One entry a method, the cut itself (`base`) first; `jobs` quantize jobs a method, each with its own seed."""
+    loaded = load(recipe(cut()))
+    with a_run(loaded) as run:
+        chosen = loaded.recipe
+        facts = inspect(chosen, run.recipe_folder, run.talk.say)
+        texts = check_inputs(run, chosen)
+        run.record("01-inspect.json", facts)
+        base = resolve(run, chosen, facts)
+        planned = [estimate(chosen, facts, run.hardware, candidate, ()) for candidate in expand(chosen)]
+        tokens = calibration_tokens(run, chosen, base, texts.calibration, planned)
+        bench = Bench(run, chosen, facts, base, tokens, Scorer(run, chosen, base, texts.scored))
+        found = [entry for one in planned if (entry := measured(bench, one, jobs))]
+        executor = run.executor
+        for entry in found:  # engines have ended by the end of their session
+            beside = executor.store.beside(entry.pop("engine_job"), "engine") if "engine_job" in entry else None
+            entry["engine_peak_memory_bytes"] = beside["peak_memory_bytes"] if beside else None
+        versions = run.toolchains.versions()
+    return {
+        "model": MODEL,
+        "calibration": to_json(resolved(chosen)["calibration"]),
+        "methods": found,
+        "toolchains": versions,
+    }
+
+
+def measured(bench: Bench, planned: CandidatePlan, count: int) -> Json | None:
+    """Costs, losses and whether it is served; a method that cannot be made here has the reason alone."""
+    candidate = planned.candidate
+    told: Json = {"candidate": candidate.checkpoint, "scheme": candidate.scheme}
+    jobs: list[Checkpoint] = []
+    try:
+        for seed in range(1, 1 + (count if candidate.scheme else 1)):
+            seeded = bench.recipe.model_copy(update={"seed": seed})
+            jobs.append(quantize(bench.run, seeded, bench.facts, bench.base, bench.tokens, candidate))
+    except OptpipeError as error:
+        return {**told, "failed": error.message.splitlines()[0]}
+    checkpoint = jobs[0]
+    told |= {
+        "quantize_s": [job.seconds for job in jobs],
+        "peak_memory_bytes": [job.peak_memory_bytes for job in jobs],
+        "bytes": checkpoint.bytes,
+        "bits_per_weight": checkpoint.bits_per_weight,
+        "estimated": {"bytes": planned.bytes.value, "peak_memory_bytes": to_json(planned.quantize_memory)},
+    }
+    return {**told, "texts": losses(bench, checkpoint), **served(bench, planned, checkpoint)}
+
+
+def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
+    """Perplexity's change, divergence and agreement on each text, against the cut on the same tokens."""
+    names, (first, rows) = tuple(sorted(bench.scorer.texts)), bench.scorer.rounds()[0]
+    pairs = bench.scorer.pairs(bench.base, checkpoint, names, first, rows)
+    return {text: to_json(stats.text_quality(text, base, mine)) for text, base, mine, _ in pairs}
+
+
+def served(bench: Bench, planned: CandidatePlan, checkpoint: Checkpoint) -> Json:
+    """Whether the engine here takes it: one greedy answer a prompt, then the same tokens as transformers."""
+    entry = Entry(planned, checkpoint=checkpoint)
+    spec = serving.spec_of(bench.run, bench.recipe, entry, {})
+    try:
+        with bench.run.executor.session(spec) as engine:
+            canary = engine.run(canary_job(bench.recipe, entry.name, None))
+            parity = engine.run(parity_job(bench.scorer, entry.name, checkpoint))
+    except BackendFailed as error:
+        return {"loads": False, "says": error.message.splitlines()[-1].strip(" |")[:200]}
+    return {"loads": True, "parity_mean_abs": parity.record["mean_abs"], "engine_job": canary.key}
+
+
+def figures(raw: Json) -> Json:
+    """Per method: medians with the smallest and largest of its jobs; losses with their own intervals."""
+    found = {entry["candidate"]: figure(entry) for entry in raw["methods"]}
+    runs = [len(entry["quantize_s"]) for entry in raw["methods"] if entry["scheme"] and "quantize_s" in entry]
+    return {
+        "figures": found,
+        "n": min(runs, default=0),
+        "spread": {name: one["spread"] for name, one in found.items() if one.get("spread")},
+        "unit": {"quantize_s": "s", "peak_memory_bytes": "bytes", "change_pct": "%", "kl": "nats/token"},
+        "model": raw["model"],
+        "calibration": {key: raw["calibration"][key] for key in ("samples", "sequence_length")},
+        "toolchains": raw["toolchains"],
+    }
+
+
+def figure(entry: Json) -> Json:
+    if "failed" in entry:
+        return {"scheme": entry["scheme"], "failed": entry["failed"]}
+    seconds, peaks = entry["quantize_s"], entry["peak_memory_bytes"]
+    return {
+        "scheme": entry["scheme"],
+        "quantize_s": round(median(seconds), 1),
+        "peak_memory_bytes": int(median(peaks)),
+        "n": len(seconds),
+        "spread": {
+            "quantize_s": [round(min(seconds), 1), round(max(seconds), 1)],
+            "peak_memory_bytes": [min(peaks), max(peaks)],
+        },
+        "bytes": entry["bytes"],
+        "bits_per_weight": round(entry["bits_per_weight"], 3),
+        "texts": {name: lost(text) for name, text in entry["texts"].items()},
+        "loads": entry["loads"],
+        "says": entry.get("says"),
+        "engine_peak_memory_bytes": entry["engine_peak_memory_bytes"],
+    }
+
+
+def lost(text: Json) -> Json:
+    change, kl = text["change_pct"], text["kl_divergence"]
+    return {
+        "change_pct": round(change["value"], 2),
+        "ci95_pct": [round(end, 2) for end in change["ci95"]] if change["ci95"] else None,
+        "kl": float(f"{kl['value']:.3g}"),
+        "kl_ci95": [float(f"{end:.3g}") for end in kl["ci95"]] if kl["ci95"] else None,
+        "n_units": text["n_units"],
+        "n_tokens": text["n_tokens"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--jobs", type=int, default=3, help="quantize jobs a method")
+    mine, rest = parser.parse_known_args()
+    sys.argv[1:] = rest
+    document.main("methods", lambda: measure(mine.jobs), figures, ("numpy",))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
+from optpipe.compared import Made, Spent, compared, disk_used
 from optpipe.console import Talk
 from optpipe.errors import EnvironmentMissing, InputError, Interrupted, OptpipeError, did_you_mean
 from optpipe.inuse import InUse
@@ -22,8 +23,8 @@ from optpipe.model import hardware
 from optpipe.outcome import Outcome
 from optpipe.recipe.load import Loaded
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Json, Published
-from optpipe.report.data import ReportData
+from optpipe.records import Compared, Json, Published
+from optpipe.report.data import ESTIMATES, ReportData
 from optpipe.report.markdown import markdown
 from optpipe.report.page import html
 from optpipe.run import Run, Toolchains
@@ -94,6 +95,7 @@ def run_build(
                 talk.say(f"warning: not decided: {check.reason}")
         finally:
             executor.close()
+        run.record(ESTIMATES, compare(run, out, began))
         drop_after(recipe.keep, out, folder.store, in_use, talk.say)
     folder.note(seconds=spent(run, began))
     data = run.records(out)
@@ -111,6 +113,16 @@ def refuse_commands(loaded: Loaded) -> NoReturn:
             place=f"tasks.commands.{name}",
             hint="read what it runs; where you trust the recipe: `optpipe build --allow-commands`",
         )
+
+
+def compare(run: Run, out: Outcome, began: float) -> tuple[Compared, ...]:
+    """The plan beside what it took, before `keep:` drops anything; of the whole only where nothing was kept."""
+    made = [Made(entry.planned, entry.checkpoint, entry.evaluation, entry.serving) for entry in out.entries]
+    whole = Spent()
+    if run.executor.kept == 0:
+        shipped = [Path(one.location) for one in out.published]
+        whole = Spent(spent(run, began)["build"], disk_used(run.folder, run.executor.used, shipped))
+    return compared(out.plan, made, whole, run.folder.store)
 
 
 @contextmanager

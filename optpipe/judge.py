@@ -38,11 +38,6 @@ def combine(checks: Sequence[Check]) -> Status:
     return min((check.status for check in checks), key=SEVERITY.index, default="skipped")
 
 
-def quality_checks(texts: Sequence[TextQuality], gates: Gates) -> tuple[Check, ...]:
-    """Perplexity, divergence and agreement of each text against the gates."""
-    return tuple(check for text in texts for check in text_checks(text, gates))
-
-
 def text_checks(text: TextQuality, gates: Gates) -> tuple[Check, Check, Check]:
     """The three gates of one text."""
     return (
@@ -206,11 +201,6 @@ def load_checks(figures: LoadFigures, gates: Gates) -> tuple[Check, ...]:
         reason = "prompts repeat, so the prefix cache answers: not the figure of this load"
         checks.append(Check("unique prompts", "inconclusive", reason, figures.prefix_cache_hit_rate))
     return tuple(checks)
-
-
-def slo_check(figures: LoadFigures, required: float) -> Check:
-    """The share of requests inside the SLO against the `required` share (0.9 for a p90)."""
-    return gate("share inside the SLO", figures.inside_slo, required, share, False)
 
 
 # ---------------------------------------------------------------- numbers for people

@@ -15,6 +15,7 @@ from optpipe import serving
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Selection
+from optpipe.room import require_room
 from optpipe.run import Run
 from optpipe.stages.benchmark import benchmark
 from optpipe.stages.challenge import challenge
@@ -39,6 +40,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     facts = inspect(recipe, run.recipe_folder, run.talk.say)
     plan = plan_(recipe, facts, run.hardware)
     require_feasible(plan)
+    require_room(plan, run.folder.artifacts, serving.toolchains(recipe, run.hardware), recipe.toolchains)
     texts = check_inputs(run, recipe)  # what is wrong with an input is told by now, with nothing begun
     run.record("01-inspect.json", facts)
     plan = replace(plan, inputs=inputs(recipe, facts, run.recipe_folder))

@@ -16,7 +16,7 @@ from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import EnvironmentMissing, InputProblems, Problem
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Job, Json, LoadFigures, Needs, to_json
+from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Hardware, Job, Json, LoadFigures, Needs, to_json
 from optpipe.run import Run
 
 Settings = Mapping[str, Any]
@@ -27,7 +27,20 @@ def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Engin
     target = recipe.targets[entry.planned.candidate.target]
     engine = engines.ENGINES[target.engine]
     spec = engine.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
-    return replace(spec, needs=replace(spec.needs, memory_bytes=int(entry.planned.memory_bytes.value)))
+    planned = entry.planned.engine_memory or entry.planned.memory_bytes
+    return replace(spec, needs=replace(spec.needs, memory_bytes=int(planned.value)))
+
+
+def jobs_toolchains(recipe: Recipe) -> tuple[str, ...]:
+    """Toolchains of quantizers, load generator and lm-eval."""
+    libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()} - {"quantize"}
+    return ("quantize", *sorted(libraries), "load", *(("tasks",) if recipe.tasks.names else ()))
+
+
+def toolchains(recipe: Recipe, hardware: Hardware) -> tuple[str, ...]:
+    """Every toolchain that the line needs on a machine, engines included."""
+    own = {engines.ENGINES[target.engine].toolchain(hardware) for target in recipe.targets.values()}
+    return (*jobs_toolchains(recipe), *sorted(own))
 
 
 def prepare(run: Run, recipe: Recipe) -> dict[str, str]:
@@ -37,8 +50,7 @@ def prepare(run: Run, recipe: Recipe) -> dict[str, str]:
     {target: why its engine is absent}; EnvironmentMissing where a target that is required is absent, or all are;
     InputProblems for what an engine that is not of our lock does not take.
     """
-    libraries = {LIBRARIES[scheme.library].TOOLCHAIN for scheme in recipe.checkpoints.values()} - {"quantize"}
-    run.prepare(("quantize", *sorted(libraries), "load", *(("tasks",) if recipe.tasks.names else ())))
+    run.prepare(jobs_toolchains(recipe))
     absent: dict[str, str] = {}
     missing: EnvironmentMissing | None = None
     problems: list[Problem] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import AsJson, HardwareName, RecipePath, Set, Where
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, AsJson, HardwareName, RecipePath, Set, Where
 
 if TYPE_CHECKING:
     from optpipe.records import Plan
@@ -38,9 +36,11 @@ def plan(
     from optpipe.model import hardware as machines
     from optpipe.recipe.load import load
     from optpipe.records import to_json
+    from optpipe.room import needs, shortage
+    from optpipe.serving import toolchains
     from optpipe.stages.inputs import inputs
     from optpipe.stages.inspect import inspect
-    from optpipe.stages.plan import disk_shortage, explain, require_feasible
+    from optpipe.stages.plan import explain, require_feasible
     from optpipe.stages.plan import plan as plan_
     from optpipe.stages.resolve import check_local_texts
 
@@ -66,9 +66,9 @@ def plan(
         show(found)
         if news is not None:
             console.out(f"since {since}: " + (f"changed: {', '.join(news)}" if news else "nothing changed"))
-    here = Path.cwd()
-    if not hardware and (lacking := disk_shortage(found, shutil.disk_usage(here).free, str(here))):
-        console.say(f"warning: {lacking}")
+    wanted = needs(found, DEFAULT_ARTIFACTS, toolchains(loaded.recipe, machine), loaded.recipe.toolchains)
+    if not hardware and (lacking := shortage(wanted)):
+        console.say(f"warning: `optpipe build` would refuse: {lacking}")
 
 
 def changes(found: Plan, since: str, registry: str | None) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Any
 from optpipe.model import compat_table, machine, reasons
 from optpipe.model.architectures import transformers_reasons, vllm_reasons
 from optpipe.model.compat_table import Asked, Row, Status
+from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import is_head
-from optpipe.model.memory import quantize_memory, serving_memory, setting, show, usable_memory, width
+from optpipe.model.memory import serving_memory, setting, show, usable_memory, width
 from optpipe.model.reasons import Reason
 from optpipe.model.schemes import DATA_FREE, kind_of, layout_of, parts, selected, stored_as
 from optpipe.model.selectors import matched, text_of

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import is_head
 from optpipe.model.memory import (
-    quantize_memory,
     serving_memory,
     setting,
     show,

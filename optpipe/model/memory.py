@@ -17,7 +17,6 @@ from optpipe.model.config import DTYPES
 from optpipe.model.folder import tensors_of_folder
 from optpipe.model.linears import is_other_part, split_name
 from optpipe.model.schemes import (
-    DATA_FREE,
     PLAIN_BYTES,
     linear_bytes,
     parts,
@@ -28,6 +27,10 @@ from optpipe.model.schemes import (
 from optpipe.records import Estimated, Hardware, Json, ModelFacts
 
 GIB = 1 << 30
+TOKENIZER_BYTES = 72
+"""Bytes of tokenizer files for each entry of the vocabulary: 3.53 MB for SmolLM2's 49,152, nearly all of it
+`tokenizer.json`. A vocabulary of another kind may be half or twice that."""
+
 KV_BYTES = {
     "fp8": 1,
     "fp8_e4m3": 1,
@@ -39,15 +42,20 @@ KV_BYTES = {
 }
 """Bytes of one element of the KV cache by vLLM's `kv_cache_dtype`; `auto` is the model's own dtype."""
 
-RUNTIME = {"cpu": 1_800_000_000, "gpu": 1 * GIB}
-"""What an engine takes beside weights, KV and activations: on CPU three processes with torch in each (1.4 GB
-seen for eager vLLM 0.32 with a tiny model), on a GPU the CUDA context and the library's own buffers."""
+RUNTIME = {"cpu": 1_985_000_000, "gpu": 1 * GIB}
+"""What an engine takes beside weights, KV and activations: on CPU three processes with torch in each, their
+resident memory added up (vLLM 0.32, eager: server 700 MB, core 588 MB, worker 697 MB beside weights and KV; shared
+pages count in each, the sum of their shares is 320 MB less), on a GPU the CUDA context and the library's buffers."""
 
 CPU_KV_CACHE = 1 * GIB
 """KV cache of an engine on CPU where the target names none: not what the load needs, but fixed."""
 
-QUANTIZER_RUNTIME = 600_000_000
-"""Resident size of torch, transformers and llm-compressor 0.14 with a model of no size (0.50 GB seen)."""
+LOGIT_COPIES = 2
+"""float32 copies of the logits of a block whose log-probabilities are asked for: 102 and 111 MB seen for 256 tokens
+over 49,152 entries."""
+
+CPU_PREPACKED = 0.46
+"""Of the linear layers' bytes, on a CPU: copies in the order that its kernels read (97 MB of 212 seen, bf16)."""
 
 BATCHED_TOKENS = 2048
 """Tokens that vLLM computes in one step where nobody sets max_num_batched_tokens."""
@@ -63,14 +71,16 @@ SPARE = 0.15
 
 
 def checkpoint_bytes(facts: ModelFacts, scheme: Json | None) -> Estimated:
-    """Bytes of the checkpoint's weights."""
+    """Bytes of the checkpoint's folder: weights, and the tokenizer beside them."""
+    beside = TOKENIZER_BYTES * facts.vocabulary
     if scheme is None:
-        return Estimated(facts.weight_bytes, "bytes", "the base's own tensors")
+        how = f"the base's own tensors, {show(beside)} of tokenizer"
+        return Estimated(facts.weight_bytes + beside, "bytes", how)
     each = " and ".join(f"{layout.label} for {len(linears)}" for layout, linears in parts(facts, scheme))
-    how = f"{each or 'no layout for any'} linear layers, 2 bytes for every other weight"
+    how = f"{each or 'no layout for any'} linear layers, 2 bytes for every other weight, {show(beside)} of tokenizer"
     if more := untied_bytes(facts, scheme):
         how += f"; {show(more)} of it because rotations make two tables of tied embeddings"
-    return Estimated(weight_bytes(facts, scheme), "bytes", how)
+    return Estimated(weight_bytes(facts, scheme) + beside, "bytes", how)
 
 
 def bits_per_weight(facts: ModelFacts, scheme: Json | None) -> Estimated:
@@ -118,48 +128,6 @@ def tail(module: str) -> str:
     return found.group(1) if found else module.rpartition(".")[2]
 
 
-# ---------------------------------------------------------------- quantizing
-
-
-def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> Estimated:
-    """Peak memory of a quantize job over `samples` calibration rows of `length` tokens.
-
-    The whole model in bf16 and its packed copy; with calibration the hidden states of every row before and
-    after a layer, and one layer's work: float32 Hessians [in, in] for GPTQ, float32 copies for AWQ. Four runs
-    on a model of 113 M parameters took 0.72 to 0.91 of this.
-    """
-    method = str(scheme.get("method"))
-    model = facts.parameters * PLAIN_BYTES + weight_bytes(facts, scheme)
-    states = work = 0
-    if method not in DATA_FREE:
-        states = 2 * samples * length * facts.hidden_size * 2
-        work = layer_work(facts, method)
-    how = f"model and packed copy {show(model)}, hidden states {show(states)}, a layer's work {show(work)}"
-    return Estimated(model + states + work + QUANTIZER_RUNTIME, "bytes", f"{how}, libraries")
-
-
-def layer_work(facts: ModelFacts, method: str) -> int:
-    """Float32 copies where scales are searched, with gradients and the best so far where rounding is learned."""
-    copies = {"nvfp4": 0, "awq": 1, "autoround": 3}.get(method)
-    return hessian_bytes(facts) if copies is None else copies * layer_copies(facts)
-
-
-def hessian_bytes(facts: ModelFacts) -> int:
-    """float32 Hessians of one layer, and three more of the largest while it is inverted."""
-    sizes = [inputs for _, _, inputs in first_layer(facts)] or [facts.hidden_size]
-    return 4 * (sum(size * size for size in sizes) + 3 * max(sizes) ** 2)
-
-
-def layer_copies(facts: ModelFacts) -> int:
-    """Two float32 copies of one layer's weights."""
-    return 8 * sum(out * inputs for _, out, inputs in first_layer(facts))
-
-
-def first_layer(facts: ModelFacts) -> list[tuple[str, int, int]]:
-    layer = re.compile(r"(?:^|\.)\w+\.0\.")
-    return [linear for linear in facts.linears if layer.search(linear[0])]
-
-
 # ---------------------------------------------------------------- serving
 
 
@@ -191,9 +159,11 @@ def serving_memory(
     hardware: Hardware,
     sequences: int,
     length: int,
+    scored: int = 0,
 ) -> ServingMemory:
     """Memory of one engine; a KV cache of fixed size, which is per device, wins over what the load needs.
 
+    `scored`: tokens of the longest block whose log-probabilities the engine is asked for at once.
     Tensor parallelism keeps a copy of the KV heads on each device where there are fewer heads than devices.
     """
     cpu = hardware.gpus == 0
@@ -205,9 +175,18 @@ def serving_memory(
     longest = int(setting(target, "max_model_len") or 0)
     batched = int(setting(target, "max_num_batched_tokens") or max(BATCHED_TOKENS, longest))
     widest = max(facts.intermediate_size * 2 + facts.hidden_size, 3 * facts.heads * facts.head_dim)
-    activations = 2 * batched * widest + 4 * sequences * facts.vocabulary
+    logits = 4 * facts.vocabulary * max(sequences, LOGIT_COPIES * min(scored, batched))
+    activations = 2 * batched * widest + logits
+    weights = weight_bytes(facts, scheme)
+    if cpu:
+        weights += int(CPU_PREPACKED * max(0, weights - unquantized_rest(facts)))
     runtime = RUNTIME["cpu" if cpu else "gpu"] * devices
-    return ServingMemory(weight_bytes(facts, scheme), kv, activations, runtime, devices)
+    return ServingMemory(weights, kv, activations, runtime, devices)
+
+
+def unquantized_rest(facts: ModelFacts) -> int:
+    """Bytes of what is in no linear layer: embeddings, norms, a head that stays."""
+    return PLAIN_BYTES * (facts.parameters - sum(out * inputs for _, out, inputs in facts.linears))
 
 
 def width(target: Mapping[str, Any], kind: str) -> int:
@@ -232,23 +211,10 @@ def kv_bytes_per_token(facts: ModelFacts, target: Mapping[str, Any]) -> int:
     return facts.kv_bytes_per_token * KV_BYTES.get(kind, native) // native
 
 
-def kv_capacity(facts: ModelFacts, target: Mapping[str, Any], free_bytes: int, length: int) -> tuple[int, int]:
-    """(tokens, sequences of `length` tokens) that fit in `free_bytes` of KV cache."""
-    tokens = max(0, free_bytes) // max(1, kv_bytes_per_token(facts, target))
-    return tokens, tokens // max(1, length)
-
-
 def usable_memory(hardware: Hardware, devices: int = 1) -> int:
     """Bytes that a plan may fill: of so many GPUs together, or of the machine."""
     total = devices * hardware.gpu_memory_bytes if hardware.gpus else hardware.memory_bytes
     return int(total * (1 - SPARE))
-
-
-def disk_bytes(facts: ModelFacts, scheme: Json | None) -> Estimated:
-    """Disk that a candidate takes while it is built: its checkpoint, and once more while it is written."""
-    if scheme is None:
-        return Estimated(0, "bytes", "the base is used where it lies")
-    return Estimated(2 * weight_bytes(facts, scheme), "bytes", "the checkpoint, and its copy in the bundle")
 
 
 def show(count: float) -> str:

@@ -7,7 +7,7 @@ from optpipe.records.compiled import Compiled, Compiling, bound_to, foreign
 from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
 from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
 from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
-from optpipe.records.plan import Candidate, CandidatePlan, Plan, Refusal
+from optpipe.records.plan import Candidate, CandidatePlan, Compared, Plan, Refusal
 from optpipe.records.results import (
     Check,
     Checkpoint,
@@ -34,6 +34,7 @@ __all__ = [
     "Challenge",
     "Check",
     "Checkpoint",
+    "Compared",
     "Compiled",
     "Compiling",
     "Confirmation",

@@ -40,6 +40,12 @@ class CandidatePlan:
     disk_bytes: Estimated
     seconds: Estimated
     notes: tuple[str, ...] = ()
+    quantize_memory: Estimated | None = None
+    score_memory: Estimated | None = None
+    engine_memory: Estimated | None = None
+    """Peaks of the kinds of work, of which `memory_bytes` is the largest; None for what is not done."""
+    job_seconds: Estimated | None = None
+    """Quantizing and scoring: what `seconds` holds beside the engine."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,21 @@ class Plan:
     warnings: tuple[str, ...] = ()
     inputs: Json = field(default_factory=dict)
     """Digests of recipe, base, texts and toolchains: where they are the same, a build would find the same."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One estimate beside what was measured; `of` is a checkpoint, a candidate, or `build` for the whole."""
+
+    of: str
+    quantity: str
+    estimated: float
+    measured: float
+    unit: str
+    error_pct: float
+    aim_pct: float | None
+    """What the error should stay within; None where there is no aim."""
+
+    @property
+    def beyond(self) -> bool:
+        return self.aim_pct is not None and abs(self.error_pct) > self.aim_pct

@@ -13,6 +13,7 @@ from optpipe.records import (
     CandidatePlan,
     Challenge,
     Checkpoint,
+    Compared,
     Compiled,
     Confirmation,
     Evaluation,
@@ -28,6 +29,9 @@ from optpipe.records import (
     Tuning,
     from_json,
 )
+
+ESTIMATES = "estimates.json"
+"""The record of a run in which estimates stand beside what was measured."""
 
 Verdict = Literal["published", "selected", "rejected", "inconclusive", "failed"]
 
@@ -59,6 +63,8 @@ class ReportData:
     """Environments that were used: kind, fingerprint, lock, version of each package."""
     failures: Json = field(default_factory=dict)
     """Candidates that a backend failed for, with the reason."""
+    compared: tuple[Compared, ...] = ()
+    """Estimates beside what was measured."""
     seconds: Json = field(default_factory=dict)
     """Wall-clock seconds, `install` and `build`."""
     run: str | None = None
@@ -68,7 +74,8 @@ class ReportData:
     def for_bundle(self) -> ReportData:
         """What stays the same when the same records are packaged by another run."""
         command = "optpipe build recipe.resolved.yaml"
-        return replace(self, run=None, challenges=(), published=(), seconds={}, command=command, records="records/")
+        own = replace(self, run=None, challenges=(), published=(), compared=(), seconds={})
+        return replace(own, command=command, records="records/")
 
     @property
     def verdict(self) -> Verdict:
@@ -220,6 +227,7 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
         texts=run.get("texts", {}),
         toolchains=run.get("toolchains", {}),
         failures=run.get("failures", {}),
+        compared=tuple(from_json(Compared, item) for item in _load(folder / ESTIMATES) or ()),
         seconds=run.get("seconds", {}),
         run=folder.name,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optpipe.report import figures, tasks, words
+from optpipe.report import bounds, estimates, figures, tasks, words
 from optpipe.report.data import ReportData, Row, rows
 from optpipe.report.summary import goodput, summarize, throughput, worst_text
 
@@ -21,8 +21,10 @@ def markdown(data: ReportData) -> str:
         *scored(rows(data)),
         *compiled(rows(data)),
         *latency(rows(data)),
+        *against_bounds(data),
         *tuning(rows(data)),
         *(cell(f"Champion {words.champion(found)}") for found in data.challenges if found.checks),
+        *estimated(data),
         f"{words.load(data)}. {words.slo(data)}. On {cell(data.hardware.cpu)}, {data.hardware.cores} cores"
         + (f", {data.hardware.gpus} × {cell(data.hardware.gpu)}" if data.hardware.gpu else "") + ".",
         f"Figures are `value [95 % interval] n`; `about` marks an estimate. "
@@ -79,6 +81,21 @@ def latency(table: Sequence[Row]) -> list[str]:
         found = getattr(row.serving.figures, name)
         lines.append((told, *(figures.at(found, p) for p in figures.PERCENTILES), f"{found.n:,}"))
     return [grid(header, lines)]
+
+
+def against_bounds(data: ReportData) -> list[str]:
+    """What was served beside what the hardware allows, where its peaks are known."""
+    told = [(x.candidate, x.figure, x.measured, x.bound, x.share) for x in bounds.lines(data, rows(data))]
+    return [grid(bounds.HEADER, told), bounds.CAPTION] if told else []
+
+
+def estimated(data: ReportData) -> list[str]:
+    """The plan's estimates beside what was measured; an error beyond its aim is bold."""
+    told = [
+        (x.of, x.quantity, x.estimated, x.measured, f"**{x.error}**" if x.beyond else x.error)
+        for x in estimates.lines(data)
+    ]
+    return [grid(estimates.HEADER, told), estimates.CAPTION] if told else []
 
 
 def tuning(table: Sequence[Row]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.records import Check
-from optpipe.report import figures, plots, summary, tasks, words
+from optpipe.report import bounds, estimates, figures, plots, summary, tasks, words
 from optpipe.report.data import ReportData, Row, rows
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ def html(data: ReportData) -> str:
             made=made(table),
             compiled=[words.compiled(row.compiled) for row in table if row.compiled and row.compiled.built],
             compiled_header=words.COMPILED,
+            bounds=bounds.lines(data, table),
+            bound_header=bounds.HEADER,
+            bound_caption=bounds.CAPTION,
+            estimates=estimates.lines(data),
+            estimate_header=estimates.HEADER,
+            estimate_caption=estimates.CAPTION,
             setup=words.setup(data),
             load=words.load(data),
             slo=words.slo(data),

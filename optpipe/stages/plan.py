@@ -7,17 +7,17 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from optpipe import costs
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
-from optpipe.model import memory, roofline, task_hub
+from optpipe.model import task_hub
 from optpipe.model.compat import Case, Finding, feasibility, findings
-from optpipe.model.hardware import HERE, peaks
+from optpipe.model.hardware import HERE
 from optpipe.model.selectors import selector_problems
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
     Candidate,
-    CandidatePlan,
     Estimated,
     Hardware,
     ModelFacts,
@@ -27,14 +27,6 @@ from optpipe.records import (
 )
 from optpipe.toolchains.managed import ROLES
 from optpipe.toolchains.versions import locked_version
-
-START_S = 40.0
-"""Seconds until an engine is ready on a CPU, mostly imports; measured 32 to 35."""
-ATTAINED = 0.5
-"""Share of the peak that quantizing and scoring keep up."""
-FALLBACK_FLOPS = 2e10
-"""Per core, where nothing is known of the processor."""
-
 
 VERSIONS = (("vllm", "vllm"), ("quantize", "transformers"))
 """Toolchain and package whose versions the compatibility table asks for."""
@@ -63,16 +55,14 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in own]
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
         if not own and not found.refused:
-            feasible.append(estimate(recipe, facts, hardware, candidate, found.notes))
-    seconds = total_seconds(recipe, hardware, feasible)
-    disk = sum(c.disk_bytes.value for c in feasible) + logits_bytes(recipe, facts)
+            feasible.append(costs.estimate(recipe, facts, hardware, candidate, found.notes))
     return Plan(
         model=facts.source,
         hardware=hardware,
         feasible=tuple(feasible),
         refused=tuple(refused),
-        seconds=seconds,
-        disk_bytes=Estimated(disk, "bytes", "checkpoints, their copies in bundle and registry, the base's logits"),
+        seconds=costs.total_seconds(recipe, facts, hardware, feasible),
+        disk_bytes=costs.disk(recipe, facts, feasible),
         downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
         warnings=(*facts.notes, *task_notes(recipe)),
     )
@@ -131,15 +121,6 @@ def told(check: str, value: str, reason: str | None, nearest: str) -> Finding:
     return Finding(check, value, "no", reason, nearest) if reason else Finding(check, value, "ok")
 
 
-def disk_shortage(plan: Plan, free: int, where: str) -> str | None:
-    """What lacks where the artifacts would lie on this disk, with downloads; None where there is room."""
-    needed = plan.disk_bytes.value + plan.downloads_bytes.value
-    if needed <= free:
-        return None
-    what = f"{memory.show(needed)} of disk are needed (estimated), {memory.show(free)} are free in {where}"
-    return f"{what}: put them elsewhere with `optpipe build --artifacts DIR`, or take fewer candidates"
-
-
 def require_feasible(plan: Plan) -> None:
     """Refuse a plan in which nothing can work, with the reason for each candidate."""
     if not plan.feasible:
@@ -175,60 +156,3 @@ def expand(recipe: Recipe) -> Iterator[Candidate]:
     for name, scheme in recipe.checkpoints.items():
         for target, engine in recipe.targets.items():
             yield Candidate(f"{name}@{target}", name, target, to_json(dataclasses.asdict(scheme)), to_json(engine))
-
-
-def estimate(
-    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate, notes: tuple[str, ...]
-) -> CandidatePlan:
-    length = recipe.load.input_tokens + recipe.load.output_tokens
-    sequences = recipe.load.concurrency or 1
-    engine = candidate.engine
-    serving = memory.serving_memory(facts, candidate.scheme, engine, hardware, sequences, length).estimated()
-    needed = serving
-    if candidate.scheme is not None and recipe.calibration is not None:
-        rows = recipe.calibration
-        quantizing = memory.quantize_memory(facts, candidate.scheme, rows.samples, rows.sequence_length)
-        needed = max(serving, quantizing, key=lambda e: e.value)
-    return CandidatePlan(
-        candidate=candidate,
-        bytes=memory.checkpoint_bytes(facts, candidate.scheme),
-        bits_per_weight=memory.bits_per_weight(facts, candidate.scheme),
-        memory_bytes=needed,
-        disk_bytes=memory.disk_bytes(facts, candidate.scheme),
-        seconds=candidate_seconds(recipe, facts, hardware, candidate),
-        notes=notes,
-    )
-
-
-def candidate_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Estimated:
-    """Quantize, score and one engine session, from floating point operations and this machine's peak."""
-    rate = sustained(hardware, recipe.threads)
-    scored = len(recipe.texts) * recipe.scoring.units * recipe.scoring.unit_tokens
-    work = 2.0 * facts.parameters * scored
-    if candidate.scheme is not None and recipe.calibration is not None:
-        rows = recipe.calibration
-        work += facts.parameters * roofline.calibration_operations(candidate.scheme, rows.samples, rows.sequence_length)
-    served = recipe.load.requests * (recipe.load.input_tokens + recipe.load.output_tokens)
-    seconds = work / rate + START_S + 2.0 * facts.parameters * served / rate
-    return Estimated(seconds, "s", f"operations at {rate / 1e9:.0f} GFLOPS, and {START_S:.0f} s to start the engine")
-
-
-def sustained(hardware: Hardware, threads: int) -> float:
-    """Floating point operations a second that one job keeps up: half the peak of what it runs on."""
-    peak = peaks(hardware)
-    whole = roofline.operations(peak, None) if peak else FALLBACK_FLOPS * hardware.cores
-    return ATTAINED * whole * (1.0 if hardware.gpus else min(1.0, threads / hardware.cores))
-
-
-def total_seconds(recipe: Recipe, hardware: Hardware, feasible: list[CandidatePlan]) -> Estimated:
-    """Candidates share the cores while nothing is measured; sessions, trials and the confirmation do not."""
-    side_by_side = max(1, min(hardware.cores // recipe.threads, 4))
-    alone = sum(c.seconds.value for c in feasible)
-    per_session = alone / max(1, len(feasible))
-    total = alone / side_by_side + per_session * (recipe.tune.trials + 1) / 2
-    return Estimated(total, "s", f"{side_by_side} jobs side by side, then {recipe.tune.trials} trials")
-
-
-def logits_bytes(recipe: Recipe, facts: ModelFacts) -> int:
-    """The base's logits in bf16 on every scored token."""
-    return 2 * facts.vocabulary * len(recipe.texts) * recipe.scoring.units * (recipe.scoring.unit_tokens - 1)

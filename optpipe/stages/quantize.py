@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.model.finite import nonfinite
 from optpipe.model.folder import headers, tensors_of_folder, weight_files
+from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import split_name
-from optpipe.model.memory import measured_bits_per_weight, quantize_memory, tail
+from optpipe.model.memory import measured_bits_per_weight, tail
 from optpipe.model.schemes import selected
 from optpipe.model.texts import check_rows
 from optpipe.recipe.schema import Recipe
@@ -35,13 +37,14 @@ def quantize(
         return base
     scheme = candidate.scheme
     gpus = min(1, run.hardware.gpus)
-    inputs, needs = {"model": base.artifact}, Needs(cpus=recipe.threads, gpus=gpus)
+    memory = quantize_memory(facts, scheme, 0, 0)
+    inputs, needs = {"model": base.artifact}, Needs(recipe.threads, gpus, int(memory.value))
     if recipe.checkpoints[candidate.checkpoint].needs_calibration:
         assert tokens is not None and recipe.calibration is not None, "the recipe's validation asks for it"
         inputs["tokens"] = tokens
         rows = recipe.calibration
         memory = quantize_memory(facts, scheme, rows.samples, rows.sequence_length)
-        needs = Needs(cpus=recipe.threads, gpus=gpus, memory_bytes=int(memory.value))
+        needs = replace(needs, memory_bytes=int(memory.value))
     title = f"{candidate.checkpoint}: quantize"
     library = LIBRARIES[recipe.checkpoints[candidate.checkpoint].library]
     done = run.executor.run(

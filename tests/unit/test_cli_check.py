@@ -11,7 +11,7 @@ import pytest
 from optpipe.backends.registries import at
 from optpipe.bundle import write_manifest
 from optpipe.records import Bundle, Plan, from_json
-from optpipe.stages.plan import disk_shortage
+from optpipe.room import Disk, needs, shortage
 from tests import models
 from tests.unit.gguf_files import write_gguf
 from tests.unit.test_cli_wrong_models import RECIPE
@@ -92,8 +92,9 @@ def test_a_disk_that_is_too_small_is_told_with_what_is_needed(tmp_path: Path) ->
     found = run(tmp_path, "plan", "recipe.yaml", "--json")
     assert found.code == 0 and "disk are needed" not in found.err
     plan = from_json(Plan, json.loads(found.out))
-    assert disk_shortage(plan, 10**9, "here") is None
-    assert "5.62 MB of disk are needed (estimated), 1 MB are free in here" in str(disk_shortage(plan, 10**6, "here"))
+    wanted = list(needs(plan, tmp_path, (), {}))
+    assert shortage(wanted, lambda folder: Disk(1, 10**9)) is None
+    assert "MB of disk are needed (estimated: " in str(shortage(wanted, lambda folder: Disk(1, 10**6)))
 
 
 # ---------------------------------------------------------------- check

@@ -20,9 +20,8 @@ from optpipe.judge import (
     load_checks,
     parity_check,
     per_cent,
-    quality_checks,
     resolve,
-    slo_check,
+    text_checks,
     verdict,
 )
 from optpipe.records import Check, Checkpoint, LoadFigures, Measured, Percentiles, Status, TextQuality
@@ -78,7 +77,8 @@ def quality(change: Measured) -> TextQuality:
 
 
 def test_each_text_has_its_own_three_gates() -> None:
-    checks = quality_checks([quality(drift(8.8, 7.9, 9.6)), quality(drift(1.0, 0.5, 1.5))], GATES)
+    changes = (drift(8.8, 7.9, 9.6), drift(1.0, 0.5, 1.5))
+    checks = [check for change in changes for check in text_checks(quality(change), GATES)]
     assert [check.status for check in checks] == [
         "rejected",
         "passed",
@@ -91,8 +91,7 @@ def test_each_text_has_its_own_three_gates() -> None:
 
 
 def test_divergence_and_agreement_are_stricter_for_more_bits() -> None:
-    at_4, at_8 = quality_checks([quality(drift(1.0, 0.5, 1.5))], GATES), None
-    at_8 = quality_checks([quality(drift(1.0, 0.5, 1.5))], resolve("default", 8))
+    at_4, at_8 = (text_checks(quality(drift(1.0, 0.5, 1.5)), gates) for gates in (GATES, resolve("default", 8)))
     assert [check.status for check in at_4] == ["passed", "passed", "passed"]
     assert [check.status for check in at_8] == ["passed", "rejected", "rejected"]
 
@@ -235,12 +234,6 @@ def test_a_client_that_was_the_limit_or_prompts_that_repeat_are_no_result() -> N
     assert combine(slow) == "inconclusive"
     assert slow[1].reason == f"the load generator was the limit: {reason}"
     assert combine(load_checks(replace(figures(), unique_prompts=False), GATES)) == "inconclusive"
-
-
-def test_an_slo_is_judged_by_the_share_of_requests_inside() -> None:
-    assert slo_check(figures(), 0.85).status == "passed"
-    assert slo_check(figures(), 0.93).status == "inconclusive"
-    assert slo_check(figures(), 0.99).status == "rejected"
 
 
 def test_gates_are_frozen() -> None:

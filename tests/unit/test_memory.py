@@ -139,7 +139,8 @@ def test_estimates_are_what_a_checkpoint_of_the_format_measures(tmp_path: Path, 
     base = tiny_llama(tmp_path / "base", tie_word_embeddings=False)
     facts = facts_of_folder(base)
     made = quantized_copy(tmp_path / "made", facts, scheme, base)
-    assert memory.checkpoint_bytes(facts, scheme).value == facts_of_folder(made).weight_bytes
+    weights = memory.checkpoint_bytes(facts, scheme).value - memory.TOKENIZER_BYTES * facts.vocabulary
+    assert weights == facts_of_folder(made).weight_bytes
     estimated = memory.bits_per_weight(facts, scheme).value
     assert memory.measured_bits_per_weight(made, facts, scheme) == pytest.approx(estimated, abs=1e-12)
 
@@ -222,17 +223,6 @@ def test_a_kv_cache_of_fixed_size_wins_and_a_cpu_has_one_by_default() -> None:
     fixed = {**VLLM, "kv_cache_memory_bytes": 1 << 28}
     assert memory.serving_memory(linear_7b(), None, fixed, A10, 32, 512).kv == 1 << 28
     assert memory.serving_memory(linear_7b(), None, VLLM, CPU, 32, 512).kv == 1 << 30
-
-
-def test_kv_capacity_in_tokens_and_sequences() -> None:
-    assert memory.kv_capacity(linear_7b(), VLLM, 8 << 30, 512) == (16384, 32)
-    assert memory.kv_capacity(linear_7b(), VLLM, -5, 512) == (0, 0)
-
-
-def test_quantizing_needs_more_with_calibration_than_without() -> None:
-    facts = linear_7b()
-    by = {m: memory.quantize_memory(facts, {"method": m}, 128, 2048).value for m in ("gptq", "awq", "int8")}
-    assert by["gptq"] > by["awq"] > by["int8"] > 2 * facts.parameters
 
 
 def test_bytes_as_a_person_reads_them() -> None:

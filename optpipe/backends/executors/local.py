@@ -71,6 +71,11 @@ class LocalExecutor:
         """Jobs whose result was there already."""
         return len(self._kept - self._ran)
 
+    @property
+    def used(self) -> frozenset[str]:
+        """Keys of the jobs of this build, kept or run."""
+        return frozenset(self._kept | self._ran)
+
     def stop(self) -> None:
         """End every running job and engine; who waits gets Interrupted."""
         self.runner.stop.set()

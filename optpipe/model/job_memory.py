@@ -1,0 +1,96 @@
+"""Peak memory of quantizing and of scoring: pure arithmetic on facts and schemes, constants as they were measured.
+
+Measured: resident memory of the worker, llm-compressor 0.14 with torch 2.13 and transformers 5 on x86-64, one thread,
+SmolLM2-135M (269 MB) and its first 3 layers (78 MB), November 2026. Weights are mapped from their file and stay
+mapped, so they count once, as read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from optpipe.model.memory import show
+from optpipe.model.schemes import DATA_FREE, PLAIN_BYTES, linear_bytes, parts, untied_bytes, weight_bytes
+from optpipe.records import Estimated, Json, ModelFacts
+
+QUANTIZER_LIBRARIES = 475_000_000
+"""torch, transformers and llm-compressor, with a model of no size."""
+
+SAVING, SAVED = 43_000_000, 1.3
+"""What saving takes at any size, and of the packed weights, which lie beside the base's until they are written: INT8 of
+the two models 609 and 927 MB in all."""
+
+BATCH_TOKENS = {"awq": 2048, "awq-gptq": 2048}
+"""Tokens that pass the model at once, where not one row after another; their logits exist at the end of each pass."""
+
+WORK = {"gptq": 35_000_000, "smoothquant": 75_000_000, "awq": 100_000_000}
+"""The rest of a calibrating method's peak: 702 MB (16 x 512 tokens) and 836 MB (4 x 256) for GPTQ, 724 MB for
+SmoothQuant, 892 MB (8192 tokens) and 1088 MB (2048) for AWQ."""
+
+SCORER_LIBRARIES = 438_000_000
+"""torch, transformers, compressed-tensors: 733 MB at the peak less SmolLM2's 269 MB and the logits of one block."""
+
+
+def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> Estimated:
+    """Peak memory of a quantize job over `samples` rows of `length` tokens: while it calibrates or while it saves."""
+    packed = sum(linear_bytes(layout, out, inputs) for layout, each in parts(facts, scheme) for _, out, inputs in each)
+    base = facts.parameters * PLAIN_BYTES
+    saved = SAVING + int(SAVED * packed)
+    work = calibration_memory(facts, scheme, samples, length)
+    what, most = ("calibration", work) if work > saved else ("packed copy", saved)
+    untied = untied_bytes(facts, scheme)
+    how = f"libraries {show(QUANTIZER_LIBRARIES)}, model {show(base + untied)}, {what} {show(most)}"
+    return Estimated(QUANTIZER_LIBRARIES + base + untied + most, "bytes", how)
+
+
+def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> int:
+    """Hidden states of every row before and after a layer, the logits of one pass, and one layer's work."""
+    method = str(scheme.get("method"))
+    if not samples or method in DATA_FREE:
+        return 0
+    tokens = samples * length
+    if method == "awq":
+        tokens = min(tokens, int(scheme.get("max_tokens", tokens)))
+    at_once = min(tokens, max(length, BATCH_TOKENS.get(method, 0)))
+    states = 2 * PLAIN_BYTES * tokens * facts.hidden_size
+    return states + PLAIN_BYTES * at_once * facts.vocabulary + layer_work(facts, method)
+
+
+def layer_work(facts: ModelFacts, method: str) -> int:
+    """Float32 Hessians, or copies where scales are searched; gradients and the best so far where it is learned."""
+    copies = {"nvfp4": 0, "awq": 1, "autoround": 3}.get(method)
+    own = WORK["awq" if method == "awq-gptq" else method if method in WORK else "gptq"]
+    return own + (hessian_bytes(facts) if copies is None else copies * layer_copies(facts))
+
+
+def hessian_bytes(facts: ModelFacts) -> int:
+    """float32 Hessians of one layer, and three more of the largest while it is inverted."""
+    sizes = [inputs for _, _, inputs in first_layer(facts)] or [facts.hidden_size]
+    return 4 * (sum(size * size for size in sizes) + 3 * max(sizes) ** 2)
+
+
+def layer_copies(facts: ModelFacts) -> int:
+    """Two float32 copies of one layer's weights."""
+    return 8 * sum(out * inputs for _, out, inputs in first_layer(facts))
+
+
+def first_layer(facts: ModelFacts) -> list[tuple[str, int, int]]:
+    layer = re.compile(r"(?:^|\.)\w+\.0\.")
+    return [linear for linear in facts.linears if layer.search(linear[0])]
+
+
+def score_memory(facts: ModelFacts, scheme: Json | None, tokens: int, block: int) -> Estimated:
+    """Peak memory of scoring `tokens` tokens in blocks: the base's logits on all of them are mapped from their file.
+
+    Weight-only layers are there packed and once more in bf16; the kernel takes mapped pages back where memory is short.
+    """
+    plain = sum(
+        PLAIN_BYTES * out * inputs
+        for layout, each in parts(facts, scheme)
+        if layout.activation_bits != 8
+        for _, out, inputs in each
+    )
+    weights = weight_bytes(facts, scheme) if scheme else facts.parameters * PLAIN_BYTES
+    logits = 2 * facts.vocabulary * (tokens if scheme else block)
+    how = f"libraries {show(SCORER_LIBRARIES)}, model {show(weights + plain)}, logits {show(logits)}"
+    return Estimated(SCORER_LIBRARIES + weights + plain + logits, "bytes", how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optpipe.model import compat_table, machine, reasons
@@ -46,15 +46,22 @@ class Case:
 
     def asked(self, value: str = "") -> Asked:
         """The question to the table: the scheme as its library writes it, or the base as it is stored."""
-        stored, version = stored_as(self.facts.quantized), self.versions.get(self.engine)
+        stored = stored_as(self.facts.quantized)
+        plain = Asked(
+            self.engine,
+            self.hardware,
+            self.versions.get(self.engine),
+            value=value,
+            model=self.facts.model_type,
+            experts=self.facts.experts > 0,
+        )
         if self.scheme is None:
-            kind, form = stored.kind, stored.format
-            return Asked(self.engine, self.hardware, version, kind, "", form, stored.symmetric, value)
+            return replace(plain, scheme=stored.kind, library="", format=stored.format, symmetric=stored.symmetric)
         library = str(self.scheme.get("library", "llmcompressor"))
         layout = layout_of(self.scheme)
-        asked = Asked(self.engine, self.hardware, version, kind_of(self.scheme), library, "", layout.symmetric, value)
+        asked = replace(plain, scheme=kind_of(self.scheme), library=library, format="", symmetric=layout.symmetric)
         made = compat_table.first(compat_table.tables().writes, asked)
-        return Asked(**{**vars(asked), "format": made.makes if made else ""})
+        return replace(asked, format=made.makes if made else "")
 
 
 @dataclass(frozen=True)
@@ -113,13 +120,22 @@ def architecture_findings(case: Case) -> list[Finding]:
     name = f"{facts.architecture} ({facts.model_type})"
     if case.own_code:
         return [Finding("architecture", f"{name}, by its own code", "ok")]
-    found = []
+    found = [as_tried(case)]
     if "transformers" in case.versions:
         title = f"architecture in transformers {case.versions['transformers']}"
         found += judged(title, name, transformers_reasons(facts))
     if case.engine == "vllm" and "vllm" in case.versions:
         found += judged(f"architecture in vLLM {case.versions['vllm']}", name, vllm_reasons(facts))
     return found
+
+
+def as_tried(case: Case) -> Finding:
+    """What a model of this architecture did when it was tried with this scheme on this engine."""
+    asked, mixture = case.asked(), f", {case.facts.experts} experts" if case.facts.experts else ""
+    value = f"{asked.model}{mixture}: {asked.scheme} on {case.engine} and {case.platform}"
+    otherwise = Finding("architecture as it was tried", f"{value}, not tried", "ok")
+    row = compat_table.first(compat_table.tables().architectures, asked)
+    return by_row("architecture as it was tried", value, row, otherwise)
 
 
 def scheme_findings(case: Case, scheme: Json) -> list[Finding]:

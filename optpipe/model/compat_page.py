@@ -13,11 +13,17 @@ Written from `optpipe/model/compat.toml`; the first row that fits decides. `optp
 it for a candidate, `optpipe check REF` for a checkpoint on this machine or, with `--hardware`, on another.
 """
 
+TRIED = """\
+Architectures were tried with small random models (`tests/real/test_architectures.py`): plan, INT8, scores by
+transformers, vLLM on a CPU. One that no row names is planned by the rules below.
+"""
+
 
 def markdown() -> str:
-    """The page: what libraries make, what each engine loads, then dtypes and KV caches."""
+    """The page: architectures as tried, what libraries make, what each engine loads, then dtypes and KV caches."""
     found = tables()
-    parts = [HEAD, *section("What a library makes", found.writes, ("library", "scheme", "makes"))]
+    tried = section("Architectures", found.architectures, ("model", "scheme", "engine", "where"))
+    parts = [HEAD, TRIED, *tried, *section("What a library makes", found.writes, ("library", "scheme", "makes"))]
     for engine in found.engines:
         rows = [row for row in found.loads if row.engine == engine]
         parts += section(f"What {engine} loads", rows, ("scheme", "format", "where", "versions"))
@@ -40,6 +46,8 @@ def section(title: str, rows: Iterable[Row], columns: tuple[str, ...]) -> Iterat
 def cell(row: Row, column: str) -> str:
     if column == "where":
         return where(row)
+    if column == "model" and not row.model:
+        return "mixtures of experts" if row.experts else "any"
     found = getattr(row, column)
     text = ", ".join(found) if isinstance(found, tuple) else str(found or "")
     if column == "format" and row.symmetric is not None:
@@ -51,6 +59,7 @@ def where(row: Row) -> str:
     """The platform, with the compute capabilities where the row names some."""
     low, high = row.capability
     if row.platform != "cuda":
-        return {"cpu": "CPU", "any": "anywhere"}[row.platform]
+        without = f" without {' or '.join(row.lacks)}" if row.lacks else ""
+        return {"cpu": "CPU", "any": "anywhere"}[row.platform] + without
     bounds = [f"from {low:g}"] * (low > 0) + [f"below {high:g}"] * (high < 99)
     return f"NVIDIA GPU {' '.join(bounds)}".strip()

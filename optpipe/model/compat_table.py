@@ -13,7 +13,7 @@ from typing import Any, Literal
 from optpipe.records import Hardware
 
 FILE = Path(__file__).with_name("compat.toml")
-TABLES = ("writes", "loads", "dtypes", "kv_cache")
+TABLES = ("architectures", "writes", "loads", "dtypes", "kv_cache")
 Status = Literal["ok", "slow", "no"]
 Version = tuple[int, ...]
 
@@ -36,11 +36,14 @@ class Asked:
     format: str = "plain"
     symmetric: bool = True
     value: str = ""
+    model: str = ""
+    experts: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; an empty tuple or None takes anything. `makes` is the format that a library writes."""
+    """One line of a table; an empty tuple or None takes anything. `makes` is the format that a library writes,
+    `experts` whether the model is a mixture of them; `lacks` are flags of which a processor has none."""
 
     status: Status
     source: str
@@ -56,6 +59,9 @@ class Row:
     symmetric: bool | None = None
     value: tuple[str, ...] = ()
     makes: str = ""
+    model: tuple[str, ...] = ()
+    experts: bool | None = None
+    lacks: tuple[str, ...] = ()
 
     def fits(self, asked: Asked) -> bool:
         """Whether this row speaks of what is asked."""
@@ -64,18 +70,21 @@ class Row:
             (self.library, asked.library),
             (self.format, asked.format),
             (self.value, asked.value),
+            (self.model, asked.model),
         )
         return (
             self.engine in (None, asked.engine)
             and all(not listed or found in listed for listed, found in lists)
             and self.symmetric in (None, asked.symmetric)
+            and self.experts in (None, asked.experts)
             and self.fits_version(asked.version)
             and self.fits_machine(asked.hardware)
         )
 
     def fits_machine(self, hardware: Hardware) -> bool:
         if hardware.gpus == 0:
-            return self.platform in ("cpu", "any")
+            lacking = set(self.lacks).isdisjoint(hardware.instruction_set.split())
+            return self.platform in ("cpu", "any") and lacking
         low, high = self.capability
         return self.platform in ("cuda", "any") and low <= float(hardware.compute_capability or 0) < high
 
@@ -91,8 +100,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Tables:
-    """The four tables."""
+    """The five tables."""
 
+    architectures: tuple[Row, ...]
     writes: tuple[Row, ...]
     loads: tuple[Row, ...]
     dtypes: tuple[Row, ...]

@@ -120,15 +120,18 @@ def is_other_part(module: str) -> bool:
     return bool(OTHER_PARTS.search(module))
 
 
+def quantizable(module: str) -> bool:
+    """Whether a linear module of this name is one that quantizers may touch: no router, no part beside the text."""
+    return not NOT_LINEAR.search(module) and not is_other_part(module)
+
+
 def linears_of(weights: Sequence[Weight], tied: bool) -> tuple[tuple[str, int, int], ...]:
     """(module, out, in) of each quantizable linear layer; a tied head is no layer of its own."""
     found = []
     for weight in weights:
         if weight.kind not in ("weight", "qweight", "weight_packed") or len(weight.shape) != 2:
             continue
-        if NOT_LINEAR.search(weight.module) or is_other_part(weight.module):
-            continue
-        if is_head(weight.module) and tied:
+        if not quantizable(weight.module) or (is_head(weight.module) and tied):
             continue
         found.append((weight.module, weight.shape[0], weight.shape[1]))
     return tuple(sorted(found, key=lambda linear: natural(linear[0])))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from optpipe.model.linears import CONV1D, split_name
+from optpipe.model.linears import split_name
 from optpipe.model.schemes import Layout, parts, quantizes_head, selected
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.records import Hardware, Json, ModelFacts
@@ -40,13 +40,10 @@ class Reason:
 
 
 def base_reasons(facts: ModelFacts) -> Iterator[Reason]:
-    """A base that is quantized already, or whose layers quantizers do not see."""
+    """A base that is quantized already."""
     if facts.quantized:
         text = f"the base is quantized already ({facts.quantized})"
         yield Reason(text, "its unquantized original as model.source")
-    elif facts.model_type in CONV1D:
-        text = f"{facts.model_type} keeps its layers as Conv1D, which the quantizers leave alone"
-        yield Reason(text, "base")
 
 
 def head_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:

@@ -14,6 +14,7 @@ from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import task_hub
 from optpipe.model.compat import Case, Finding, feasibility, findings
 from optpipe.model.hardware import HERE
+from optpipe.model.linears import CONV1D
 from optpipe.model.selectors import selector_problems
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
@@ -109,7 +110,8 @@ def backend_findings(
     """What the backends themselves know of a candidate; what this machine lacks only where it is planned for."""
     if scheme := recipe.checkpoints.get(candidate.checkpoint):
         what = f"{scheme.method} on {facts.architecture}"
-        reason = LIBRARIES[scheme.library].unmapped(scheme, facts.architecture)
+        conv1d = facts.model_type in CONV1D  # no method works, so no other is nearest
+        reason = None if conv1d else LIBRARIES[scheme.library].unmapped(scheme, facts.architecture)
         yield told("method on architecture", what, reason, "method: gptq")
     target = recipe.targets[candidate.target]
     if hardware.name == HERE:

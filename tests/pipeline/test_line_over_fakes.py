@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.bundle import verify
+from tests.fakes.bodies.quantize import NOTE
 from tests.fakes.place import INT8, W4, Done, Place, write_text
 
 Built = tuple[Place, Done]
@@ -43,6 +44,12 @@ def test_json_has_the_documented_shape(built: Built) -> None:
     assert set(said["jobs"]) == {"run", "kept"} and set(said["seconds"]) == {"install", "build"}
     assert said["run"].startswith("artifacts/runs/") and said["bundle"] == f"{said['run']}/package"
     assert (place.root / said["bundle"] / "optpipe.json").is_file()
+
+
+def test_what_a_quantizer_notes_is_said_and_reported(built: Built) -> None:
+    place, done = built
+    assert f"w4: note: {NOTE}" in done.err
+    assert f"w4: {NOTE}" in (place.artifacts / "latest" / "report.md").read_text(encoding="utf-8")
 
 
 def check_candidate(candidate: dict[str, object]) -> None:

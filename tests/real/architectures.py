@@ -13,18 +13,32 @@ from typing import Any
 
 LAYERS, HIDDEN, EXPERTS = 2, 64, 8
 
+COMMON: dict[str, Any] = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+
 SHAPE: dict[str, Any] = {
     **{"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"intermediate_size": 128, "head_dim": 32, "max_position_embeddings": 512},
 }
 MIXTURE: dict[str, Any] = SHAPE | {"num_experts_per_tok": 2, "tie_word_embeddings": False}
 GEMMA: dict[str, Any] = SHAPE | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+SIGHT: dict[str, Any] = {
+    **{"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128},
+    **{"image_size": 32, "patch_size": 8},
+}
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE | {"tie_word_embeddings": True}),
     "qwen2": ("qwen2", SHAPE),
     "qwen3": ("qwen3", SHAPE | {"tie_word_embeddings": True}),
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 32}),
+    "gemma3-wrapped": (
+        "gemma3",
+        {
+            "text_config": COMMON | GEMMA | {"query_pre_attn_scalar": 32},
+            "vision_config": SIGHT,
+            **{"mm_tokens_per_image": 4, "image_token_index": 286, "boi_token_index": 287, "eoi_token_index": 288},
+        },
+    ),
     "phi3": ("phi3", SHAPE | {"hidden_size": 128}),
     "gpt2": ("gpt2", {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 2, "n_positions": 512}),
     "opt": (
@@ -39,8 +53,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", MIXTURE | {"num_local_experts": EXPERTS, "sliding_window": None}),
 }
 """Name -> model type and what its configuration says."""
-
-COMMON = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 
 
 def make(name: str, folder: Path) -> None:

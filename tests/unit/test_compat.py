@@ -177,6 +177,18 @@ def test_conv1d_layers_are_not_quantized(tmp_path: Path) -> None:
     assert "Conv1D" in refused(gpt2, W4)[0] and refused(gpt2, None) == []
 
 
+def test_quantized_experts_on_an_x86_processor_need_amx(tmp_path: Path) -> None:
+    mixture = facts_of_folder(tiny_mixtral(tmp_path / "m"))
+    plain = replace(CPU, instruction_set="avx2 avx512f avx512_vnni")
+    for scheme in (W4, {"method": "int8"}, {"method": "fp8"}):
+        assert "runs quantized experts with AMX alone" in refused(mixture, scheme, machine=plain)[0]
+        assert refused(mixture, scheme, machine=replace(CPU, instruction_set="avx512f amx_tile amx_int8")) == []
+        assert refused(mixture, scheme, machine=named("h100")) == []
+    assert refused(mixture, None, machine=plain) == []
+    stored = replace(mixture, quantized="compressed-tensors 8-bit int8")
+    assert "AMX" in refused(stored, None, machine=plain)[0]
+
+
 def test_ignoring_everything_leaves_nothing(facts: ModelFacts) -> None:
     assert "leaves none of 84 linear layers" in refused(facts, {"method": "int8", "ignore": ["re:.*"]})[0]
 

@@ -30,7 +30,7 @@ def facts(tmp_path: Path) -> ModelFacts:
 
 def rows() -> list[Row]:
     found = tables()
-    return [*found.writes, *found.loads, *found.dtypes, *found.kv_cache]
+    return [*found.architectures, *found.writes, *found.loads, *found.dtypes, *found.kv_cache]
 
 
 def test_every_row_that_is_not_fine_has_its_reason_what_is_nearest_and_a_source() -> None:

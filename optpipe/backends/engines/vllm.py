@@ -35,6 +35,7 @@ DEFINITE = (
     r"ValueError: Unknown quantization",
     r"Model architectures .* are not supported",
     r"Failed to find a kernel that can implement",
+    r"No \w+ MoE backend supports",
     r"is greater than the derived max_model_len",
 )
 WORKERS = r"VLLM::|multiprocessing\.spawn"

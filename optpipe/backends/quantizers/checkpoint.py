@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.quantizers.scheme import Select
+from optpipe.model.linears import quantizable
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
 
@@ -34,6 +35,9 @@ COPIED = (
     "chat_template.json",
     "additional_chat_templates",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 """What a checkpoint takes from its base byte for byte; the rest is config.json and safetensors."""
 
@@ -61,18 +65,19 @@ def refuse_quantized(base: Path) -> None:
 
 
 def choose(model: Any, ignore: Sequence[str | Select]) -> tuple[list[str], list[str]]:
-    """Names of the linear modules to quantize, and of those that stay."""
+    """Names of the linear modules to quantize, and of those that stay; what is no layer of the text model does."""
     import torch
 
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    every = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    names = [name for name in every if quantizable(name)]
     problems = selector_problems(ignore, names, "ignore")
     if problems:
         raise Failure("; ".join(p.message for p in problems), hint=problems[0].hint)
-    skipped = list(matched(ignore, names))
-    chosen = [name for name in names if name not in set(skipped)]
+    kept = set(matched(ignore, names)) | (set(every) - set(names))
+    chosen = [name for name in every if name not in kept]
     if not chosen:
         raise Failure(f"ignore {list(ignore)} leaves none of {len(names)} linear modules to quantize")
-    return chosen, skipped
+    return chosen, [name for name in every if name in kept]
 
 
 def refuse_tied(model: Any, chosen: Sequence[str]) -> None:

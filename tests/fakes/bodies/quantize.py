@@ -17,6 +17,7 @@ from tests.models import Tensors, write_json, write_safetensors
 REVISION = 1
 FORGOTTEN = "layers.1.self_attn.k_proj"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+NOTE = "the calibration text reached all of the fake's layers"
 
 
 def run(options: Json, work: Work) -> Json:
@@ -35,7 +36,9 @@ def run(options: Json, work: Work) -> Json:
             tensors[name] = array
         work.progress(number + 1, 100, "layers")
     save(base, work.out, tensors, bits, group)
-    return {"method": options["method"], "format": "pack-quantized" if bits == 4 else "int-quantized", "layers": layers}
+    kind = "pack-quantized" if bits == 4 else "int-quantized"
+    notes = [NOTE] if options["method"] == "gptq" else []
+    return {"method": options["method"], "format": kind, "layers": layers, "notes": notes}
 
 
 def save(base: Path, out: Path, tensors: Tensors, bits: int, group: int) -> None:

@@ -3,6 +3,7 @@
 OPTPIPE_SIGNING       key (default), keyless, none
 OPTPIPE_SIGNING_KEY   a PEM file with an EC key (P-256, P-384 or P-521); else OPTPIPE_HOME/keys/signing.pem
 OPTPIPE_SIGNING_KEY_PASSWORD   of that file, where it has one
+OPTPIPE_SIGSTORE      a Sigstore of one's own, or its roots without network: a ClientTrustConfig as JSON
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from optpipe.rundir import locked, optpipe_home, sync_folder, write_atomic
 MODE = "OPTPIPE_SIGNING"
 KEY = "OPTPIPE_SIGNING_KEY"
 PASSWORD = "OPTPIPE_SIGNING_KEY_PASSWORD"
+SIGSTORE = "OPTPIPE_SIGSTORE"
 MODES = ("key", "keyless", "none")
 
 Say = Callable[[str], None]
@@ -96,6 +98,14 @@ def password() -> bytes | None:
     """Of the key file, from the environment alone."""
     given = os.environ.get(PASSWORD)
     return given.encode() if given else None
+
+
+def sigstore_config() -> Path | None:
+    """Where Sigstore's services and roots are named; None: the public ones, by network."""
+    named = os.environ.get(SIGSTORE)
+    if named and not Path(named).expanduser().is_file():
+        raise EnvironmentMissing(f"{named} is not there", place=SIGSTORE, hint="name a ClientTrustConfig, as JSON")
+    return Path(named).expanduser() if named else None
 
 
 def _write_secret(path: Path, data: bytes) -> None:

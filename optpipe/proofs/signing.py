@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.errors import EnvironmentMissing, InputError, PublishFailed
-from optpipe.proofs.keys import KEY, PASSWORD, Signer, fingerprint, password
+from optpipe.proofs.keys import KEY, PASSWORD, SIGSTORE, Signer, fingerprint, password, sigstore_config
 from optpipe.proofs.trust import Policy, Trusted
 
 if TYPE_CHECKING:
@@ -71,16 +71,30 @@ def _sign_with_key(config: Any, key: Path, name: str, target: Path) -> None:
 
 def _sign_keyless(config: Any, name: str, target: Path) -> None:
     """With the identity of this CI job; never by a browser, which a build has not got."""
-    from sigstore import errors, oidc
+    from sigstore import oidc
 
+    place = "OPTPIPE_SIGNING=keyless"
     hint = "in a CI job, let it ask for an identity token (GitHub: `permissions: id-token: write`)"
+    failed: tuple[type[Exception], ...] = (OSError, *_sigstore_errors())
     try:
         token = oidc.detect_credential()
         if token is None:
-            raise EnvironmentMissing("no identity is there to sign with", place="OPTPIPE_SIGNING=keyless", hint=hint)
-        config.use_sigstore_signer(identity_token=token).sign(name, target)
-    except (oidc.IdentityError, errors.Error, OSError) as error:
-        raise PublishFailed(f"Sigstore did not sign: {error}", place="OPTPIPE_SIGNING=keyless", hint=hint) from error
+            raise EnvironmentMissing("no identity is there to sign with", place=place, hint=hint)
+        config.use_sigstore_signer(identity_token=token, trust_config=sigstore_config()).sign(name, target)
+    except failed as error:
+        reason = _reason(error) if str(error) else _reason(error.__cause__ or error)
+        raise PublishFailed(f"Sigstore did not sign: {reason}", place=place, hint=hint) from error
+
+
+def _sigstore_errors() -> tuple[type[Exception], ...]:
+    """What sigstore raises; half of it has no common base."""
+    from sigstore import errors, oidc
+    from sigstore._internal.fulcio.client import ExpiredCertificate, FulcioClientError
+    from sigstore._internal.rekor import RekorClientError
+    from sigstore._internal.timestamp import TimestampError
+
+    of_oidc = (oidc.IdentityError, oidc.IssuerError, oidc.ExpiredIdentity)
+    return (errors.Error, *of_oidc, ExpiredCertificate, FulcioClientError, RekorClientError, TimestampError)
 
 
 def _digests(files: Mapping[str, str], name: str, ignored: Iterable[str] = ()) -> hashing.Config:
@@ -148,17 +162,21 @@ def _check_key(
 def _check_identity(
     signature: bytes, files: Mapping[str, str], trusted: list[Trusted], policy: Policy
 ) -> Proof:
-    """Against each trusted identity; Sigstore's roots come from its own store, so this needs its network."""
+    """Against each trusted identity; Sigstore's roots come from its network, unless a file holds them."""
     from model_signing import verifying
 
     reasons = []
+    failed: tuple[type[Exception], ...] = (OSError, ValueError, *_sigstore_errors())
     for one in trusted:
         config = verifying.Config()
         try:
-            config.use_sigstore_verifier(identity=str(one.identity), oidc_issuer=str(one.issuer))
-        except (OSError, ValueError, _sigstore_error()) as error:
+            identity, issuer = str(one.identity), str(one.issuer)
+            config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer, trust_config=sigstore_config())
+        except failed as error:
             raise EnvironmentMissing(
-                f"Sigstore's roots of trust cannot be had: {error}", place=str(one), hint="check the network"
+                f"Sigstore's roots of trust cannot be had: {error}",
+                place=str(one),
+                hint=f"check the network, or name a file with them in {SIGSTORE}",
             ) from error
         reason = _verified(config, signature, files)
         if not reason:
@@ -169,17 +187,12 @@ def _check_identity(
     return Proof("unknown", "signed by an identity, and none is trusted for this model", hint=_hint(policy))
 
 
-def _sigstore_error() -> type[Exception]:
-    from sigstore import errors
-
-    return errors.Error
-
-
 def _verified(config: verifying.Config, signature: bytes, files: Mapping[str, str]) -> str | None:
     """Why the library refuses a signature over `files`; None if it holds."""
     from cryptography.exceptions import InvalidSignature
 
-    refused = (ValueError, TypeError, KeyError, AttributeError, IndexError, InvalidSignature, _sigstore_error())
+    refused: tuple[type[Exception], ...] = (ValueError, TypeError, KeyError, AttributeError, IndexError)
+    refused += (InvalidSignature, *_sigstore_errors())
     config.set_hashing_config(_digests(files, ""))
     with tempfile.TemporaryDirectory(prefix="optpipe-check-") as scratch:
         path = Path(scratch) / "signature"
@@ -191,7 +204,7 @@ def _verified(config: verifying.Config, signature: bytes, files: Mapping[str, st
     return None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "the signature is of something else"
     return text[:300]
 

@@ -62,7 +62,7 @@ def licence(known: Json) -> str:
     said = "The base does not say under which licence it is."
     if name:
         said = f"The base is under `{cell(name)}`, says {known['said_by']}."
-    texts = f" Its texts go along: {files}." if files else " It came without the text of a licence."
+    texts = f" Texts that came with it go along: {files}." if files else " It came without the text of a licence."
     owed = "; ".join(f"{key.replace('_', ' ')}: {cell(value)}" for key, value in sorted(known["attribution"].items()))
     return said + texts + (f"\n\nOwed to: {owed}." if owed else "")
 

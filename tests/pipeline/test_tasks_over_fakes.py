@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.fakes.place import INT8, W4, Done, Place
+from tests.unit.hub_server import COMMIT, Hub, serve
 
 TASK: dict[str, Any] = {
     "task": "choices",
@@ -180,6 +182,27 @@ def test_a_command_that_fails_costs_no_candidate_and_its_last_words_are_told(aga
     assert (done.code, done.said["winner"]) == (0, "w4@vllm")
     report = (again.artifacts / "latest" / "report.md").read_text()
     assert "w4@vllm: house" in report and "exit code 1; it said last: no such judge" in report
+
+
+def test_lm_evals_own_task_takes_its_documents_from_the_hub_before_anything_is_measured(
+    again: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again.recipe["tasks"] = {"names": [f"riddles@{COMMIT}"], "documents": 40}
+    before = len(again.log())
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(again.root / "hf"))
+    alone = again.build()
+    assert alone.code == 3 and "tasks that need no hub: arc_challenge, arc_easy" in alone.err
+    assert "recipe.yaml:" in alone.err
+    with serve(Hub(files={"me/riddles": {"data/test-00000-of-00001.parquet": b"documents"}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = again.build()
+        assert done.code == 0, done.err
+        assert done.said["candidates"]["w4@vllm"]["tasks"]["riddles"]["n"] == 40
+        assert acts(again, "task-library", before) == ["riddles"], "kept from the first try"
+        again.recipe["tasks"]["names"] = [f"ridles@{COMMIT}"]
+        wrong = again.build()
+    assert wrong.code == 2 and "lm-eval has no task 'ridles'" in wrong.err and "riddles" in wrong.err
 
 
 def test_a_new_version_is_compared_with_the_champion_on_the_same_items(again: Place) -> None:

@@ -44,11 +44,17 @@ def line(row: Row, task: TaskQuality) -> Line:
         candidate=row.name,
         winner=row.winner,
         task=f"{task.task} {task.version}, {task.metric}",
-        accuracy=figures.whole(task.accuracy),
+        accuracy="; ".join((figures.whole(task.accuracy), *others(task))),
         change=figures.whole(change, sign=True) if change else unpaired,
         flips=flips(task) if change else "",
         engine=engine(by_transformers) if by_transformers else "",
     )
+
+
+def others(task: TaskQuality) -> list[str]:
+    """`acc 0.56`: what else the harness or the command says of the task."""
+    told = sorted((name, value) for name, value in task.figures.items() if name != task.metric)
+    return [f"{name} {figures.number(value)}" for name, value in told]
 
 
 def flips(task: TaskQuality) -> str:

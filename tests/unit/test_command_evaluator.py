@@ -68,6 +68,8 @@ print({json.dumps(GOOD)!r})
         ('{"metrics": {"f1": 1}}', "no items"),
         ('{"metrics": [1], "items": [{"id": 1, "score": 1}]}', "no mapping"),
         ('{"metrics": {"f1": true}, "items": [{"id": 1, "score": 1}]}', "no finite number"),
+        (json.dumps(GOOD | {"metrics": {"m" * 61: 1.0}}), "a name of more than 60"),
+        (json.dumps(GOOD | {"metrics": {str(n): n for n in range(51)}}), "more than 50"),
         ('{"items": [{"id": 1, "score": 1}, {"id": 1, "score": 0}]}', "twice"),
         ('{"items": [{"id": 1, "score": 1.5}]}', "not from 0 to 1"),
         ('{"items": [{"id": 1, "score": true}]}', "not from 0 to 1"),

@@ -142,7 +142,7 @@ def test_scores_between_right_and_wrong_are_paired_by_the_ids_that_a_command_gav
 
     base = with_tasks(BARE, scored([0.5] * 40), None, None)
     (task,) = with_tasks(BARE, scored([0.25, 1.0] + [0.5] * 38), base, None).tasks
-    assert (task.lost, task.won) == (("q00",), ("q01",)) and task.figures == {"f1": 0.4}
+    assert (task.lost, task.won) == (("q00",), ("q01",)) and told.others(task) == ["f1 0.400"]
     assert task.accuracy.value == pytest.approx(20.25 / 40) and task.base_accuracy == 0.5
     assert task.change_points and task.change_points.value == pytest.approx(100 * 0.25 / 40)
     assert from_json(Evaluation, to_json(base)) == base

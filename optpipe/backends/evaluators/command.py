@@ -33,6 +33,8 @@ INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "VIRTUAL_ENV", "S
 MAX_BYTES = 64 << 20
 """Of what it prints: a million items."""
 SHOWN_LINES = 5
+MAX_METRICS, MAX_NAME = 50, 60
+"""Of its figures, which reports tell one by one."""
 KEYS = {"metrics", "items"}
 
 
@@ -175,6 +177,8 @@ def faults(document: Any) -> Iterator[str]:
     if not isinstance(metrics, dict):
         yield f"metrics: {str(metrics)[:80]} is no mapping of names to numbers"
         return
+    if len(metrics) > MAX_METRICS or any(len(key) > MAX_NAME for key in metrics):
+        yield f"metrics: more than {MAX_METRICS}, or a name of more than {MAX_NAME} characters"
     for key, value in metrics.items():
         if not number(value):
             yield f"metrics: {key!r}: {str(value)[:80]} is no finite number"

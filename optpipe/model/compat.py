@@ -17,7 +17,7 @@ from optpipe.model.schemes import DATA_FREE, kind_of, layout_of, parts, selected
 from optpipe.model.selectors import matched, text_of
 from optpipe.records import Hardware, Json, ModelFacts
 
-TITLES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM", "onnxruntime_genai": "ONNX Runtime GenAI"}
+TITLES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM", "onnxruntime": "ONNX Runtime GenAI"}
 
 
 @dataclass(frozen=True)

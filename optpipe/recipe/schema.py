@@ -37,7 +37,7 @@ Scheme = Annotated[
 ]
 """One line for each library, with its tag; its methods are told apart by `method`."""
 
-Target = Annotated[engines.Target, Field()]
+Target = Annotated[engines.Target, Field(discriminator="engine")]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
 Registry = Annotated[Folder, Field()]
 

@@ -70,7 +70,8 @@ class EngineSpec:
     """One engine configuration that a session can start; all of it but `title` and `needs` is in the keys.
 
     `argv` follows the toolchain's python; `{config}`, `{host}` and `{port}` in it are filled in at start,
-    `config_text` is what the file `{config}` holds. A log line that matches `fatal` means that the engine
+    `config_text` is what the file `{config}` holds. A variable that is `{source}` gets the folder that workers
+    import optpipe from. A log line that matches `fatal` means that the engine
     will never serve; one that matches `definite`, that it never will with this configuration; `workers`
     matches the titles of processes without which it cannot go on. `needs` is what the engine holds and works
     with; whether the machine must be still is what each job says.

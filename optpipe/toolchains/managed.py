@@ -29,6 +29,7 @@ LAYOUT = 1
 ROLES = {
     "quantize": {"cpu": "quantize-cpu", "cuda": "quantize-cuda"},
     "vllm": {"cpu": "vllm-cpu", "cuda": "vllm-cuda"},
+    "onnxruntime": {"cpu": "onnxruntime-cpu", "cuda": "onnxruntime-cpu"},
     "load": {"cpu": "load", "cuda": "load"},
     "tasks": {"cpu": "tasks", "cuda": "tasks"},
     "legacy": {"cpu": "legacy-cpu", "cuda": "legacy-cpu"},
@@ -42,6 +43,7 @@ SIZES = {
     "vllm-cuda": 12.0,
     "load": 1.3,
     "tasks": 1.0,
+    "onnxruntime-cpu": 1.3,
     "legacy-cpu": 1.6,
 }
 """GB on disk once installed, for the check before; those of the CUDA locks are estimates."""

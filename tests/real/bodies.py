@@ -11,7 +11,12 @@ from optpipe import toolchains
 
 
 def run_body(
-    kind: str, folder: Path, inputs: dict[str, Path], options: dict[str, Any] | None = None, seed: int = 1
+    kind: str,
+    folder: Path,
+    inputs: dict[str, Path],
+    options: dict[str, Any] | None = None,
+    seed: int = 1,
+    toolchain: str = "quantize",
 ) -> dict[str, Any]:
     """The record, or {"failure": ...}; what the body wrote lies in `folder`/files."""
     (folder / "files").mkdir(parents=True)
@@ -24,7 +29,7 @@ def run_body(
         "seed": seed,
     }
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    done = in_quantize("-m", "optpipe.worker", str(folder))
+    done = run_in(toolchain, "-m", "optpipe.worker", str(folder))
     for name in ("record", "failure"):
         if (folder / f"{name}.json").exists():
             value: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -34,7 +39,12 @@ def run_body(
 
 def in_quantize(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`python ARGUMENTS` in the quantize toolchain, one thread, no network."""
-    toolchain = toolchains.get("quantize")
+    return run_in("quantize", *arguments)
+
+
+def run_in(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` in a toolchain, one thread, no network."""
+    toolchain = toolchains.get(name)
     env = toolchain.environment() | {
         "PYTHONPATH": str(toolchains.worker_source()),
         "HF_HUB_OFFLINE": "1",

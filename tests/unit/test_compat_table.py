@@ -43,7 +43,7 @@ def test_every_row_that_is_not_fine_has_its_reason_what_is_nearest_and_a_source(
 def test_every_question_has_an_answer() -> None:
     """scheme x format x engine x machine: the table never shrugs at what it knows the words of."""
     engines = tables().engines
-    assert engines == ("vllm", "tensorrt_llm", "onnxruntime_genai")
+    assert engines == ("vllm", "tensorrt_llm", "onnxruntime")
     for kind, form, engine, machine in itertools.product(KINDS, FORMATS, engines, MACHINES.values()):
         assert first(tables().loads, Asked(engine, machine, scheme=kind, format=form)), (kind, form, engine, machine)
     for library, kind in itertools.product(("llmcompressor", "gptqmodel", "autoawq", "modelopt", "x"), KINDS):
@@ -83,8 +83,8 @@ ANSWERS = [
     ("w4a16", "modelopt", True, "tensorrt_llm", A10, "ok"),
     ("w4a16", "awq", True, "tensorrt_llm", H100, "no"),
     ("nvfp4", "modelopt", True, "tensorrt_llm", H100, "no"),
-    ("w4a16", "gptq", True, "onnxruntime_genai", CPU, "ok"),
-    ("w4a16", "compressed-tensors", True, "onnxruntime_genai", CPU, "no"),
+    ("w4a16", "gptq", True, "onnxruntime", CPU, "ok"),
+    ("w4a16", "compressed-tensors", True, "onnxruntime", CPU, "no"),
 ]
 
 

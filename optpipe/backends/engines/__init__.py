@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from optpipe.backends.engines import vllm
+from optpipe.backends.engines import onnxruntime, vllm
 from optpipe.errors import Problem
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json
 from optpipe.toolchains import Toolchain
 
-Target = vllm.Vllm
+Target = vllm.Vllm | onnxruntime.OnnxRuntime
 """Every engine's options in a recipe: one class per engine, told apart by `engine`."""
 
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """Why the engine would refuse these settings together, or None."""
 
 
-ENGINES: dict[str, Engine] = {"vllm": vllm}
+ENGINES: dict[str, Engine] = {"vllm": vllm, "onnxruntime": onnxruntime}
 
 
 def version(engine: Engine, versions: Mapping[str, str]) -> str:

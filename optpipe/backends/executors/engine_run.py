@@ -100,7 +100,9 @@ class Engine:
         file.write_text(self.spec.config_text, encoding="utf-8")
         places = {"{config}": str(file), "{host}": HOST, "{port}": str(self.port)}
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(self._grant.gpus)}
-        own = {**self.spec.environment, **devices, "PYTHONUNBUFFERED": "1"}
+        places["{source}"] = str(self._runner.source())
+        given = {name: places.get(value, value) for name, value in self.spec.environment.items()}
+        own = {**given, **devices, "PYTHONUNBUFFERED": "1"}
         argv = toolchain.argv(*(places.get(word, word) for word in self.spec.argv), env=own)
         env = {**toolchain.environment(clean_environment()), **own}
         limit = self.spec.needs.memory_limit_bytes or self._runner.memory_bytes

@@ -112,7 +112,7 @@ class Runner:
     """Runs workers; `stop` calls all of them off."""
 
     def __init__(self, source: Callable[[], Path], memory_bytes: int, logs: Logs, talk: Talk) -> None:
-        self._source = source
+        self.source = source
         self.memory_bytes = memory_bytes
         self.logs = logs
         self.talk = talk
@@ -157,7 +157,7 @@ class Runner:
         return process.wait(2.0) or process.stop()
 
     def _command(self, job: Job, toolchain: Toolchain, work: Path, grant: Grant, log: Path) -> Command:
-        own = job_environment(job, self._source(), grant)
+        own = job_environment(job, self.source(), grant)
         env = {**toolchain.environment(clean_environment()), **own, **tokens_for(job)}
         argv = toolchain.argv("-m", "optpipe.worker", str(work), env=own)
         limit = job.needs.memory_limit_bytes or self.memory_bytes

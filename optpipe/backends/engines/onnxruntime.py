@@ -7,13 +7,14 @@ Names of builder options as of onnxruntime-genai 0.18.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, ModelFacts, Needs
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.toolchains import Toolchain
 
 PACKAGES: tuple[str, ...] = ("onnxruntime-genai",)
 SERVER = "optpipe.backends.engines.onnxruntime_server"
@@ -58,6 +59,11 @@ def problems(target: OnnxRuntime, place: str, managed: bool) -> tuple[Problem, .
     if target.precision == "fp32" and target.quantize_head:
         text = "the head is quantized with the other layers, and precision fp32 quantizes none of the base's"
         return (Problem(f"{place}.quantize_head", text, "precision: int8, or leave it out"),)
+    return ()
+
+
+def refused(target: OnnxRuntime, place: str, chain: Toolchain, hardware: Hardware) -> tuple[Problem, ...]:
+    """Nothing is known of an environment of the user's own before it is used."""
     return ()
 
 
@@ -127,7 +133,7 @@ def spec(
     )
 
 
-def search_space(facts: ModelFacts, hardware: Hardware) -> dict[str, tuple[Any, ...]]:
+def search_space(hardware: Hardware, widths: Sequence[int]) -> dict[str, tuple[Any, ...]]:
     """How many requests are answered at once: few finish each sooner, many begin each sooner."""
     return {"max_num_seqs": (1, 2, 8, 16, 32)}
 

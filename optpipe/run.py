@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import threading
 import time
@@ -93,7 +94,7 @@ class Run:
     required: frozenset[str] = frozenset()
     """Targets whose absence ends the build; others are skipped with the reason."""
 
-    @property
+    @functools.cached_property
     def notary(self) -> Notary:
         """Signs what this build publishes, and says whose signatures it believes."""
         return Notary(self.talk.say)

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.errors import EnvironmentMissing, InputError, did_you_mean
-from optpipe.proofs.trust import trust_file, trust_key
+from optpipe.proofs.trust import FILE, trust_file, trust_key
 from optpipe.rundir import locked, optpipe_home, sync_folder, write_atomic
 
 MODE = "OPTPIPE_SIGNING"
 KEY = "OPTPIPE_SIGNING_KEY"
 PASSWORD = "OPTPIPE_SIGNING_KEY_PASSWORD"
 SIGSTORE = "OPTPIPE_SIGSTORE"
+NEEDED = f"a PEM file with an EC key (P-256, P-384, P-521) in {KEY}; its password in {PASSWORD}"
 MODES = ("key", "keyless", "none")
 
 Say = Callable[[str], None]
@@ -32,6 +33,8 @@ class Signer:
     """Signs with the key in this file; without one, with the identity that this CI job can prove."""
 
     key: Path | None = None
+    public: Path | None = None
+    """The public half of that key."""
 
 
 def choose_signer(say: Say) -> Signer | None:
@@ -48,11 +51,11 @@ def choose_signer(say: Say) -> Signer | None:
         path = Path(named).expanduser()
         if not path.is_file():
             raise EnvironmentMissing(f"{named} is not there", place=KEY, hint="name a PEM file with an EC key")
-        return Signer(path)
-    return Signer(home_key(say))
+        return Signer(path, named_key(path, say))
+    return home_key(say)
 
 
-def home_key(say: Say) -> Path:
+def home_key(say: Say) -> Signer:
     """The key of this machine, made and trusted here if there is none yet."""
     folder = optpipe_home() / "keys"
     private, public = folder / "signing.pem", folder / "signing.pub"
@@ -61,9 +64,39 @@ def home_key(say: Say) -> Path:
             pem, shown = new_key()
             write_atomic(public, shown)
             _write_secret(private, pem)
-            trust_key(public)
-            say(f"made a signing key for this machine: {private}; its public half is trusted in {trust_file()}")
-    return private
+            say(f"made a signing key for this machine: {private}; {trust_here(public)}")
+    return Signer(private, public)
+
+
+def named_key(private: Path, say: Say) -> Path:
+    """The public half of a key that was named; at its first use here it is trusted here."""
+    shown = public_half(private)
+    public = optpipe_home() / "keys" / f"{hashlib.sha256(shown).hexdigest()[:16]}.pub"
+    with locked(public.parent / ".lock"):
+        if not public.exists():
+            write_atomic(public, shown)
+            say(f"signing with {private}; {trust_here(public)}")
+    return public
+
+
+def trust_here(public: Path) -> str:
+    """Add a key to this machine's own policy, not to one that somebody keeps elsewhere; what was done, in words."""
+    if os.environ.get(FILE):
+        return f"its signatures count where {public} is in the policy, such as {trust_file()}"
+    trust_key(public)
+    return f"its public half is trusted in {trust_file()}"
+
+
+def public_half(private: Path) -> bytes:
+    """The public half of a private key, as PEM."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as forms
+
+    try:
+        key = forms.load_pem_private_key(private.read_bytes(), password()).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(f"cannot sign with it: {error}", place=str(private), hint=NEEDED) from None
+    return key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
 
 
 def new_key() -> tuple[bytes, bytes]:

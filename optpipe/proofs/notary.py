@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optpipe import bundle as bundles
@@ -17,9 +17,9 @@ from optpipe.errors import PublishFailed
 from optpipe.proofs.examine import folder_signature
 from optpipe.proofs.keys import Signer, choose_signer
 from optpipe.proofs.signing import check, sign
-from optpipe.proofs.trust import Policy, load_policy
+from optpipe.proofs.trust import Policy, Trusted, load_policy
 from optpipe.records import Json
-from optpipe.rundir import locked, optpipe_home, read_json, write_json
+from optpipe.rundir import locked, optpipe_home, read_json, write_atomic, write_json
 
 RECORD = "alias.json"
 """The name under which a move is signed; no bundle consists of a file of this name alone."""
@@ -51,6 +51,8 @@ class Notary:
         self._policy = policy
         self._signer: Signer | None = None
         self._chosen = False
+        self._made: set[bytes] = set()
+        """Signatures over bundles that were made here."""
 
     @property
     def policy(self) -> Policy:
@@ -63,6 +65,10 @@ class Notary:
             self._signer, self._chosen = choose_signer(self.say), True
         return self._signer
 
+    def ready(self) -> None:
+        """Raises where what this machine shall sign with cannot sign: before hours of work, not after them."""
+        _ = self.signer
+
     # ------------------------------------------------------------ publishing
 
     def sign_bundle(self, folder: Path, name: str) -> None:
@@ -72,14 +78,21 @@ class Notary:
         if manifest is None or signer is None:
             return
         there = folder_signature(folder)
-        if there is not None:
-            proof = check(there, bundles.signed(manifest), name, self.policy)
-            if not proof.signed:
-                hint = f"add its signer to the policy, or remove {bundles.SIGNATURE} to sign it yourself"
-                raise PublishFailed(proof.told, place=str(folder / bundles.SIGNATURE), hint=hint)
+        if there is None:
+            there = sign(bundles.signed(manifest), name, signer, [bundles.SIGNATURE])
+            write_atomic(folder / bundles.SIGNATURE, there)
+            self._made.add(there)
+        if there in self._made:
             return
-        signature = sign(bundles.signed(manifest), name, signer, [bundles.SIGNATURE])
-        (folder / bundles.SIGNATURE).write_bytes(signature)
+        proof = check(there, bundles.signed(manifest), name, self._own_policy(signer))
+        if not proof.signed:
+            hint = f"add its signer to the policy, or remove {bundles.SIGNATURE} to sign it yourself"
+            raise PublishFailed(proof.told, place=str(folder / bundles.SIGNATURE), hint=hint)
+
+    def _own_policy(self, signer: Signer) -> Policy:
+        """The policy, and what this machine signs with."""
+        own = (Trusted(signer.public),) if signer.public else ()
+        return replace(self.policy, trusted=(*self.policy.trusted, *own))
 
     def sign_move(self, record: bytes) -> str | None:
         """The signature over the record of a move."""
@@ -112,7 +125,7 @@ class Notary:
         if claim.record is None:
             told = "moved by something else than optpipe, so nobody signed it"
         if proof.status == "broken" or not self.policy.allow_unsigned:
-            hint = proof.hint or "name the version by its digest, or promote it anew"
+            hint = f"{proof.hint}; or name a version by its digest: promoting it signs the alias anew"
             raise PublishFailed(f"the alias is not to be trusted: {told}", place=f"{claim.where}: {claim}", hint=hint)
         self.say(f"warning: {claim}: {told}")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.errors import EnvironmentMissing, InputError, PublishFailed
-from optpipe.proofs.keys import KEY, PASSWORD, SIGSTORE, Signer, fingerprint, password, sigstore_config
+from optpipe.proofs.keys import NEEDED, SIGSTORE, Signer, fingerprint, password, sigstore_config
 from optpipe.proofs.trust import Policy, Trusted
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def _sign_with_key(config: Any, key: Path, name: str, target: Path) -> None:
     try:
         config.use_elliptic_key_signer(private_key=key, password=password()).sign(name, target)
     except (ValueError, TypeError, AttributeError) as error:  # other formats, curves and kinds of key, passwords
-        hint = f"a PEM file with an EC key (P-256, P-384, P-521) in {KEY}; its password in {PASSWORD}"
-        raise InputError(f"cannot sign with it: {error}", place=str(key), hint=hint) from None
+        raise InputError(f"cannot sign with it: {error}", place=str(key), hint=NEEDED) from None
 
 
 def _sign_keyless(config: Any, name: str, target: Path) -> None:

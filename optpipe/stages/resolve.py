@@ -44,7 +44,7 @@ class Texts:
 
 
 def check_inputs(run: Run, recipe: Recipe) -> Texts:
-    """What can be wrong with a model that is here, and with the texts, before anything is begun or installed.
+    """What can be wrong with a model that is here, the texts and the signer, before anything is begun or installed.
 
     Every weight of a local folder is read. Raises InputProblems with all of its faults.
     """
@@ -52,7 +52,10 @@ def check_inputs(run: Run, recipe: Recipe) -> Texts:
     if isinstance(source, sources.Folder):
         fetched = sources.fetch(source, optpipe_home(), run.talk.say)
         audited(fetched.path, fetched.digest, recipe)
-    return resolve_texts(recipe, run.recipe_folder, run.talk.say)
+    found = resolve_texts(recipe, run.recipe_folder, run.talk.say)
+    if recipe.publish:
+        run.notary.ready()
+    return found
 
 
 def check_local_texts(recipe: Recipe, recipe_folder: Path, say: sources.Say) -> None:

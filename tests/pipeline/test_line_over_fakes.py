@@ -231,3 +231,13 @@ def test_what_is_published_is_signed_by_this_machine_and_told_from_what_it_was_m
     assert {"base", "texts.stories", "calibration.text", "toolchain quantize", "toolchain vllm-cpu"} <= names
     parts = {one["bom-ref"] for one in json.loads((bundle / "sbom.cdx.json").read_text())["components"]}
     assert {"base", "text:texts.stories", "toolchain:vllm-cpu"} <= parts
+
+
+def test_a_key_that_cannot_sign_ends_a_build_before_it_begins(fresh: Callable[..., Place]) -> None:
+    place = fresh()
+    (place.root / "text.pem").write_text("no key")
+    environment = place.environment
+    place.environment = lambda: environment() | {"OPTPIPE_SIGNING_KEY": str(place.root / "text.pem")}  # type: ignore[method-assign]
+    done = place.build()
+    assert done.code == 2 and "text.pem: cannot sign with it" in done.err
+    assert not (place.artifacts / "runs").exists()

@@ -44,12 +44,32 @@ def signed(tmp_path: Path) -> tuple[bytes, Policy]:
 def test_the_key_of_this_machine_is_made_once_readable_by_its_owner_and_trusted(home: Path) -> None:
     said: list[str] = []
     signer = choose_signer(said.append)
-    assert signer == choose_signer(said.append) == Signer(home / "keys" / "signing.pem")
+    assert signer == choose_signer(said.append) == Signer(home / "keys" / "signing.pem", home / "keys" / "signing.pub")
     assert len(said) == 1 and "made a signing key" in said[0]
     assert stat.S_IMODE((home / "keys" / "signing.pem").stat().st_mode) == 0o600
     (one,) = load_policy().trusted
     assert one.key == home / "keys" / "signing.pub" and one.models == ("*",)
     assert check(sign(FILES, "tiny", signer), FILES, "tiny", load_policy()).status == "trusted"
+
+
+def test_a_key_that_was_named_is_trusted_here_at_its_first_use(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, _ = keys(tmp_path, "team")
+    monkeypatch.setenv("OPTPIPE_SIGNING_KEY", str(private))
+    said: list[str] = []
+    signer = choose_signer(said.append)
+    assert signer == choose_signer(said.append) and len(said) == 1 and "trusted" in said[0]
+    assert signer and check(sign(FILES, "tiny", signer), FILES, "tiny", load_policy()).signed
+    assert not (home / "keys" / "signing.pem").exists()
+
+
+def test_a_policy_that_is_kept_elsewhere_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team.toml").write_text("# ours")
+    monkeypatch.setenv("OPTPIPE_TRUST", str(tmp_path / "team.toml"))
+    said: list[str] = []
+    choose_signer(said.append)
+    assert (tmp_path / "team.toml").read_text() == "# ours" and "team.toml" in said[0]
 
 
 def test_a_signer_that_was_taken_out_of_the_policy_stays_out(home: Path) -> None:
@@ -134,7 +154,7 @@ def test_a_key_with_a_password_signs_with_it_alone(tmp_path: Path, monkeypatch: 
     private.write_bytes(key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, locked))
     monkeypatch.setenv("OPTPIPE_SIGNING_KEY", str(private))
     with pytest.raises(InputError, match="password") as error:
-        sign(FILES, "tiny", choose_signer(print) or Signer())
+        choose_signer(print)
     assert "OPTPIPE_SIGNING_KEY_PASSWORD" in str(error.value)
     monkeypatch.setenv("OPTPIPE_SIGNING_KEY_PASSWORD", "secret")
     signature = sign(FILES, "tiny", choose_signer(print) or Signer())
@@ -146,6 +166,9 @@ def test_a_key_that_cannot_sign_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(EnvironmentMissing, match=r"none\.pem"):
         choose_signer(print)
     (tmp_path / "text.pem").write_text("no key")
+    monkeypatch.setenv("OPTPIPE_SIGNING_KEY", str(tmp_path / "text.pem"))
+    with pytest.raises(InputError, match=r"text\.pem"):
+        choose_signer(print)
     with pytest.raises(InputError, match=r"text\.pem"):
         sign(FILES, "tiny", Signer(tmp_path / "text.pem"))
     with pytest.raises(InputError, match="not a public key"):

@@ -254,6 +254,16 @@ def test_a_trusted_signature_is_kept_as_it_is(consumer: Consumer) -> None:
     assert (folder / bundles.SIGNATURE).read_bytes() == before
 
 
+def test_what_this_machine_signed_goes_to_a_second_registry_whatever_the_policy(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "team.toml").write_text("")
+    monkeypatch.setenv("OPTPIPE_TRUST", str(tmp_path / "team.toml"))
+    made = small_bundle(tmp_path / "made", "three")
+    for number in range(2):
+        at(str(tmp_path / f"registry-{number}"), notary=Notary(lambda line: None)).upload(made)
+
+
 def test_a_policy_for_other_models_does_not_count(consumer: Consumer, home: Path) -> None:
     trusted = Trusted(home / "keys" / "signing.pub", models=("other-*",))
     registry = at(str(consumer.where), notary=Notary(print, Policy((trusted,), "test")))

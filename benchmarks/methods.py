@@ -51,15 +51,16 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "artifacts" / "benchmarks" / "methods"
 LAYERS = 3
 MODEL = f"SmolLM2-135M-Instruct (Q4_1 GGUF, converted to bf16), its first {LAYERS} layers"
-SMALL = {"group_size": 64, "iterations": 20, "max_tokens": 4096, "grid": 10, "symmetric": False}
-"""Values in place of defaults that fit no group of this model or take hours; a method without the field ignores it."""
+SMALL = {"group_size": 64, "iterations": 10, "max_tokens": 4096, "grid": 10, "symmetric": False}
+"""Values in place of defaults, for methods whose groups of 128 do not divide this model's 576 or that take hours."""
 
 
-def recipe(folder: Path) -> Path:
+def recipe(folder: Path, libraries: list[str]) -> Path:
     """The demo's recipe with this model and every method in place of its four."""
     chosen: Json = {}
-    for method in methods():
-        own = {key: value for key, value in SMALL.items() if key in method.fields}
+    for method in (one for one in methods() if not libraries or one.library in libraries):
+        wide = method.fields.get("group_size", {}).get("default") == 128
+        own = {key: value for key, value in SMALL.items() if wide and key in method.fields}
         chosen[f"{method.library}-{method.name}"] = {"method": method.name, "library": method.library, **own}
     document_: Json = {
         "version": 1,
@@ -115,9 +116,9 @@ class Bench:
     scorer: Scorer
 
 
-def measure(jobs: int) -> Json:
+def measure(jobs: int, libraries: list[str]) -> Json:
     """One entry a method, the cut itself (`base`) first; `jobs` quantize jobs a method, each with its own seed."""
-    loaded = load(recipe(cut()))
+    loaded = load(recipe(cut(), libraries))
     with a_run(loaded) as run:
         chosen = loaded.recipe
         facts = inspect(chosen, run.recipe_folder, run.talk.say)
@@ -235,9 +236,10 @@ def lost(text: Json) -> Json:
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--jobs", type=int, default=3, help="quantize jobs a method")
+    parser.add_argument("--library", action="append", default=[], help="measure these alone; all by default")
     mine, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    document.main("methods", lambda: measure(mine.jobs), figures, ("numpy",))
+    document.main("methods", lambda: measure(mine.jobs, mine.library), figures, ("numpy",))
 
 
 if __name__ == "__main__":

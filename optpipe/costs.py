@@ -6,6 +6,7 @@ Pure arithmetic on recipe, facts and hardware. `optpipe.compared` sets it beside
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from optpipe.model import job_memory, memory, roofline
 from optpipe.model.hardware import peaks
@@ -32,6 +33,8 @@ TASK_DOCUMENT_S = 0.155
 TASK_DOCUMENT_TOKENS = 97
 """Of one document of a task: 200 documents of ARC-Easy and PIQA were 601 requests of 19,368 tokens and took vLLM on
 one thread 31 s; larger models take their operations on so many tokens."""
+TASKS_BYTES = 400_000_000
+"""What an engine on a CPU held more after 601 requests for log-probabilities at once (base 360 MB, INT8 490 MB)."""
 TASK_START_S = 10.0
 """lm-eval's own start for the verdict on one candidate's answers: 10.4 and 10.6 s."""
 
@@ -65,13 +68,15 @@ def estimate(
 
 
 def engine_memory(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Estimated:
-    """Of the engine while it is judged and measured: the scored block's log-probabilities count as well."""
+    """Of the engine while it is judged and measured: the log-probabilities of a scored block and of tasks count."""
     length = recipe.load.input_tokens + recipe.load.output_tokens
     sequences = recipe.load.concurrency or 1
     served = memory.serving_memory(
         facts, candidate.scheme, candidate.engine, hardware, sequences, length, recipe.scoring.unit_tokens
     )
-    return served.estimated()
+    if hardware.gpus or not recipe.tasks.names:
+        return served.estimated()
+    return replace(served, activations=served.activations + TASKS_BYTES).estimated()
 
 
 # ---------------------------------------------------------------- seconds

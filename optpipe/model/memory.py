@@ -54,8 +54,9 @@ LOGIT_COPIES = 2
 """float32 copies of the logits of a block whose log-probabilities are asked for: 102 and 111 MB seen for 256 tokens
 over 49,152 entries."""
 
-CPU_PREPACKED = 0.46
-"""Of the linear layers' bytes, on a CPU: copies in the order that its kernels read (97 MB of 212 seen, bf16)."""
+CPU_PREPACKED = {16: 0.46, 8: 2.0, 4: 1.0}
+"""Copies in the order that a CPU's kernels read, of the linear layers' bytes by the bits of a weight: 97 MB of 212 seen
+in bf16, 209 of 106 for INT8 W8A8; assumed for 4 bits."""
 
 BATCHED_TOKENS = 2048
 """Tokens that vLLM computes in one step where nobody sets max_num_batched_tokens."""
@@ -178,15 +179,19 @@ def serving_memory(
     logits = 4 * facts.vocabulary * max(sequences, LOGIT_COPIES * min(scored, batched))
     activations = 2 * batched * widest + logits
     weights = weight_bytes(facts, scheme)
-    if cpu:
-        weights += int(CPU_PREPACKED * max(0, weights - unquantized_rest(facts)))
+    weights += prepacked(facts, scheme) if cpu else 0
     runtime = RUNTIME["cpu" if cpu else "gpu"] * devices
     return ServingMemory(weights, kv, activations, runtime, devices)
 
 
-def unquantized_rest(facts: ModelFacts) -> int:
-    """Bytes of what is in no linear layer: embeddings, norms, a head that stays."""
-    return PLAIN_BYTES * (facts.parameters - sum(out * inputs for _, out, inputs in facts.linears))
+def prepacked(facts: ModelFacts, scheme: Json | None) -> int:
+    """Bytes that a CPU's kernels hold beside the weights as they were loaded."""
+    found, quantized = 0.0, set()
+    for layout, linears in parts(facts, scheme):
+        quantized |= {name for name, _, _ in linears}
+        found += CPU_PREPACKED.get(layout.bits, 1.0) * sum(linear_bytes(layout, out, ins) for _, out, ins in linears)
+    plain = sum(out * inputs for name, out, inputs in facts.linears if name not in quantized)
+    return int(found + CPU_PREPACKED[16] * PLAIN_BYTES * plain)
 
 
 def width(target: Mapping[str, Any], kind: str) -> int:

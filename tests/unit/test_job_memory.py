@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from optpipe.costs import TASKS_BYTES
 from optpipe.model import memory
 from optpipe.model.hardware import named
 from optpipe.model.job_memory import quantize_memory, score_memory
@@ -89,6 +90,13 @@ def test_the_peak_of_an_engine_on_a_cpu_is_its_processes_weights_and_cache(
     target = {"engine": "vllm", "kv_cache_memory_bytes": kv_mib << 20, "max_model_len": block + 1}
     served = memory.serving_memory(smollm2(layers), None, target, named("laptop-cpu"), 4, block, block)
     assert served.total / 1e6 == pytest.approx(peak_mb, rel=0.15), served.estimated().how
+
+
+def test_the_peak_of_an_engine_of_int8_and_of_tasks_is_within_its_aim() -> None:
+    target = {"engine": "vllm", "kv_cache_memory_bytes": 512 << 20, "max_model_len": 512}
+    for scheme, peak_mb in ((None, 3363), (INT8, 3504)):
+        served = memory.serving_memory(smollm2(), scheme, target, named("laptop-cpu"), 4, 160, 256)
+        assert (served.total + TASKS_BYTES) / 1e6 == pytest.approx(peak_mb, rel=0.15), served.estimated().how
 
 
 def test_what_a_calibrating_method_needs_grows_with_what_it_sees() -> None:

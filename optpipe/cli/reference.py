@@ -75,12 +75,17 @@ def surface() -> list[str]:
 def pages() -> dict[str, str]:
     """The reference pages by file name."""
     from optpipe.model import compat_page
-    from optpipe.recipe import page
+    from optpipe.recipe import method_pages, page
 
-    return {"recipe.md": page.markdown(), "cli.md": markdown(), "compat.md": compat_page.markdown()}
+    own = {"recipe.md": page.markdown(), "cli.md": markdown(), "compat.md": compat_page.markdown()}
+    return own | method_pages.pages()
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    for name, text in pages().items():
+    made = pages()
+    for name, text in made.items():
         write_atomic(folder / name, text.encode())
+    for page in (folder / "methods").glob("*.md"):
+        if f"methods/{page.name}" not in made:
+            page.unlink()

@@ -29,24 +29,25 @@ recipe's check.
 """
 
 WHEN = {
-    "gptq": "4-bit weights where calibration may take its time: each column's rounding error is made up for on the text "
-    "that you give it, so give it text like production's. Rests on the losses below against `rtn` and `awq`.",
+    "gptq": "4-bit weights where calibration may take its time: each column's rounding error is made up for on "
+    "the text that you give it, so give it text like production's. Rests on the losses below against "
+    "`rtn` and `awq`.",
     "awq": "4-bit weights, beside `gptq`, where memory is there for its search: it scales channels and rounds to "
     "nearest. Rests on the losses and the peak memory below.",
-    "awq-gptq": "4-bit weights where neither `awq` nor `gptq` alone passes your gates: it takes the time of both. Rests "
-    "on the losses and seconds below.",
+    "awq-gptq": "4-bit weights where neither `awq` nor `gptq` alone passes your gates: it takes the time of both. "
+    "Rests on the losses and seconds below.",
     "smoothquant": "INT8 where plain `int8` loses too much and the hardware has INT8 kernels. Rests on the losses below "
     "against `int8`, and on what loads.",
-    "int8": "First, where INT8 kernels are there: half the bytes, no calibration text, seconds of work. Rests on the "
-    "seconds and losses below.",
+    "int8": "First, where INT8 kernels are there: half the bytes, no calibration text, seconds of work. Rests on "
+    "the seconds and losses below.",
     "fp8": "GPUs that compute in FP8: no calibration text. Rests on what loads where.",
-    "rtn": "In 8 bits where an engine has a kernel for weights alone; in 4 bits as what other methods must beat. Rests "
-    "on the losses below.",
-    "mixed": "Where 4 bits everywhere lose too much and 8 bits everywhere are too large. Rests on the losses and bytes "
-    "below.",
+    "rtn": "In 8 bits where an engine has a kernel for weights alone; in 4 bits as what other methods must beat. "
+    "Rests on the losses below.",
+    "mixed": "Where 4 bits everywhere lose too much and 8 bits everywhere are too large. Rests on the losses and "
+    "bytes below.",
     "nvfp4": "GPUs that compute in it. Rests on what loads where; its speed has not been measured here.",
-    "mxfp4": "Engines that take the OCP Microscaling format. Rests on what loads where, and on the losses below against "
-    "`nvfp4`.",
+    "mxfp4": "Engines that take the OCP Microscaling format. Rests on what loads where, and on the losses below "
+    "against `nvfp4`.",
     "autoround": "4-bit weights where hours are there for the last of the quality. Rests on its seconds below, taken "
     "with far fewer steps than its default.",
     "spinquant": "4-bit weights where `gptq` loses too much and embeddings are untied: tied ones become two tables. "

@@ -36,8 +36,8 @@ WHEN = {
     "nearest. Rests on the losses and the peak memory below.",
     "awq-gptq": "4-bit weights where neither `awq` nor `gptq` alone passes your gates: it takes the time of both. "
     "Rests on the losses and seconds below.",
-    "smoothquant": "INT8 where plain `int8` loses too much and the hardware has INT8 kernels. Rests on the losses below "
-    "against `int8`, and on what loads.",
+    "smoothquant": "INT8 where plain `int8` loses too much and the hardware has INT8 kernels. Rests on the losses "
+    "below against `int8`, and on what loads.",
     "int8": "First, where INT8 kernels are there: half the bytes, no calibration text, seconds of work. Rests on "
     "the seconds and losses below.",
     "fp8": "GPUs that compute in FP8: no calibration text. Rests on what loads where.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optpipe.cli.registry import opened
-from optpipe.cli.shared import AsJson, Where
+from optpipe.cli.shared import AsJson, Where, github_file
 
 if TYPE_CHECKING:
     from optpipe.gate import Against, Gated
@@ -41,10 +41,11 @@ def compare(a: First, b: Second, changed: Changed = None, as_json: AsJson = Fals
 
 def gate(
     run: Annotated[Path, typer.Argument(help="A run folder, e.g. artifacts/latest.", show_default=False)],
-    against: Annotated[str, typer.Option("--against", metavar="REFERENCE", help="The version to hold it against.")],
+    against: Annotated[str, typer.Option("--against", metavar="REFERENCE", help="What to hold it against: name@alias, or @alias.")],
     changed: Changed = None,
     threshold: Annotated[float, typer.Option(help="Per cent that a key serving figure may be worse by.")] = 10.0,
     recorded: Annotated[bool, typer.Option("--recorded", help="From the records of both; measure nothing.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="Write the step's outputs of GitHub Actions.")] = False,
     allow_missing: Annotated[bool, typer.Option(help="Pass where that version is not there yet.")] = False,
     as_json: AsJson = False,
     registry: Where = None,
@@ -59,15 +60,19 @@ def gate(
         hint = "10 is what most teams block at"
         raise InputError(f"{threshold:g} is not between 0 and 100", place="--threshold", hint=hint)
     try:
-        version = published(against, registry)
+        version = published(own(against, run), registry)
     except InputError as error:
         if not allow_missing:
             error.hint = f"{error.hint or ''}; --allow-missing passes the first version".lstrip("; ")
             raise
         console.say(f"{error}")
+        if github:
+            github_file("GITHUB_OUTPUT", "gate=passed\nchampion=\n")
         return console.emit({"verdict": "passed", "against": None}) if as_json else console.out("passed: nothing there")
     found = gate_(run, version, changed, threshold, not recorded)
     verdict = verdict_of(found)
+    if github:
+        github_file("GITHUB_OUTPUT", f"gate={verdict}\nchampion={found.digest}\n")
     if as_json:
         console.emit({"verdict": verdict, **to_json(found)})
     else:
@@ -99,6 +104,13 @@ def side_of(reference: str, registry: str | None) -> Side:
         return side(Path(path), path, candidate or None)
     found = published(reference, registry)
     return side(found.folder, reference)
+
+
+def own(reference: str, run: Path) -> str:
+    """`@alias` means the model that the run is of."""
+    from optpipe.report.data import read
+
+    return f"{read(run).name}{reference}" if reference.startswith("@") else reference
 
 
 def published(reference: str, registry: str | None) -> Against:

@@ -26,9 +26,10 @@ def plan(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="REFERENCE", help="Say what changed since this version was built."),
+        typer.Option("--since", metavar="REFERENCE", help="Say what changed since this version (@latest) was built."),
     ] = None,
     registry: Where = None,
+    github: Annotated[bool, typer.Option("--github", help="Write the step's outputs of GitHub Actions.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Expand a recipe: every candidate feasible with estimates, or refused with the reason."""
@@ -59,7 +60,9 @@ def plan(
         found = plan_(loaded.recipe, facts, machine)
         found = replace(found, inputs=inputs(loaded.recipe, facts, recipe.parent))
     require_feasible(found)
-    news = None if since is None else changes(found, since, registry)
+    news = None if since is None else changes(found, of_recipe(since, loaded.recipe.name), registry)
+    if github:
+        changed_outputs(loaded.recipe.name, found, news)
     if as_json:
         console.emit(to_json(found) | ({} if news is None else {"changed": news, "unchanged": not news}))
     else:
@@ -69,6 +72,20 @@ def plan(
     wanted = needs(found, DEFAULT_ARTIFACTS, toolchains(loaded.recipe, machine), loaded.recipe.toolchains)
     if not hardware and (lacking := shortage(wanted)):
         console.say(f"warning: `optpipe build` would refuse: {lacking}")
+
+
+def of_recipe(reference: str, name: str) -> str:
+    """`@alias` means the recipe's own model."""
+    return f"{name}{reference}" if reference.startswith("@") else reference
+
+
+def changed_outputs(name: str, found: Plan, news: list[str] | None) -> None:
+    """`name`, `changed` (true or false), `what` changed, and `toolchains` (a key for their cache)."""
+    from optpipe.cli.shared import github_file
+
+    told = {"name": name, "changed": "false" if news == [] else "true", "what": " ".join(news or ())}
+    told["toolchains"] = str(found.inputs["toolchains"]).removeprefix("sha256:")
+    github_file("GITHUB_OUTPUT", "".join(f"{key}={value}\n" for key, value in told.items()))
 
 
 def changes(found: Plan, since: str, registry: str | None) -> list[str]:

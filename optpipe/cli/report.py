@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import AsJson
+from optpipe.cli.shared import AsJson, github_file
 
 if TYPE_CHECKING:
     from optpipe.gate import Gated
@@ -74,22 +73,10 @@ def to_github(run: Path, data: ReportData, text: str) -> None:
     bundle = run / "package"
     digest = digest_file(bundle / MANIFEST) if (bundle / MANIFEST).is_file() else None
     outputs = ci.outputs(data, digest, str(bundle) if digest else None)
-    appended("GITHUB_STEP_SUMMARY", ci.cut(text, ci.SUMMARY_LIMIT))
-    appended("GITHUB_OUTPUT", "".join(f"{name}={value}\n" for name, value in outputs.items()))
+    github_file("GITHUB_STEP_SUMMARY", ci.cut(text, ci.SUMMARY_LIMIT))
+    github_file("GITHUB_OUTPUT", "".join(f"{name}={value}\n" for name, value in outputs.items()))
     for notice in ci.notices(data, places(run, data)):
         console.out(str(notice))
-
-
-def appended(variable: str, text: str) -> None:
-    """Add to the file that a variable of the job names; outside of a job there is none."""
-    from optpipe.errors import InputError
-
-    path = os.environ.get(variable)
-    if not path:
-        hint = "--github is for a step of GitHub Actions; --junit and --comment work everywhere"
-        raise InputError("the variable is not set", place=variable, hint=hint)
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(text)
 
 
 def places(run: Path, data: ReportData) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,3 +54,15 @@ def finding_lines(finding: Finding) -> Iterator[str]:
         yield f"{'':<5} {finding.reason}{source}"
     if finding.nearest:
         yield f"{'':<5} nearest that works: {finding.nearest}"
+
+
+def github_file(variable: str, text: str) -> None:
+    """Add to the file that a variable of a job on GitHub names; outside of a job there is none."""
+    from optpipe.errors import InputError
+
+    path = os.environ.get(variable)
+    if not path:
+        hint = "--github is for a step of GitHub Actions; everything else works without it"
+        raise InputError("the variable is not set", place=variable, hint=hint)
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(text)

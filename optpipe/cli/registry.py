@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Reference = Annotated[str, typer.Argument(help="name, name@alias or name@sha256:...", show_default=False)]
 Model = Annotated[str, typer.Argument(help="A published model.", show_default=False)]
 Alias = Annotated[str, typer.Option("--alias", help="The alias to move.")]
+Expected = Annotated[
+    str | None,
+    typer.Option("--expected", metavar="DIGEST", help="Move the alias only where it means this; `none`: nothing yet."),
+]
 Because = Annotated[str, typer.Option("--because", help="Why, for the registry's history.")]
 
 
@@ -43,6 +47,7 @@ def publish(
     bundle: Annotated[Path, typer.Argument(help="A run's folder, or a bundle's.", show_default=False)],
     name: Annotated[str | None, typer.Option("--name", help="Under which name, if not the recipe's.")] = None,
     alias: Annotated[str, typer.Option("--alias", help="The alias that moves to it.")] = "latest",
+    expected: Expected = None,
     because: Because = "published by hand",
     as_json: AsJson = False,
     registry: Where = None,
@@ -53,9 +58,14 @@ def publish(
     found = packaged(bundle, name)
     with opened(registry) as target:
         version = target.upload(found)
-        before = target.alias(version.name, alias)
+        before = meant(target.alias(version.name, alias), expected)
         target.move(version, alias, expected=before, evidence=because)
     _moved(version.name, alias, before, version.digest, as_json)
+
+
+def meant(now: str | None, expected: str | None) -> str | None:
+    """What a move takes the alias to mean: what it means now, or what the caller says that it must."""
+    return now if expected in (None, "any") else None if expected == "none" else expected
 
 
 def list_(as_json: AsJson = False, registry: Where = None) -> None:
@@ -140,6 +150,7 @@ def verify(
 def promote(
     reference: Reference,
     alias: Alias = "champion",
+    expected: Expected = None,
     because: Because = "promoted by hand",
     as_json: AsJson = False,
     registry: Where = None,
@@ -147,7 +158,7 @@ def promote(
     """Point an alias at a version; refused if somebody else moves it at the same time."""
     with opened(registry) as source:
         version = source.resolve(reference)
-        before = source.alias(version.name, alias)
+        before = meant(source.alias(version.name, alias), expected)
         source.move(version, alias, expected=before, evidence=because)
     _moved(version.name, alias, before, version.digest, as_json)
 

@@ -108,7 +108,11 @@ def inputs_of(about: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, s
 
 
 def run_steps(
-    steps: list[dict[str, Any]], context: Mapping[str, Any], cwd: Path, env: Mapping[str, str], skip: tuple[str, ...] = ()
+    steps: list[dict[str, Any]],
+    context: Mapping[str, Any],
+    cwd: Path,
+    env: Mapping[str, str],
+    skip: tuple[str, ...] = (),
 ) -> Ran:
     """Every step in order; after a failure only those that are for always."""
     ran = Ran()

@@ -41,7 +41,7 @@ def compare(a: First, b: Second, changed: Changed = None, as_json: AsJson = Fals
 
 def gate(
     run: Annotated[Path, typer.Argument(help="A run folder, e.g. artifacts/latest.", show_default=False)],
-    against: Annotated[str, typer.Option("--against", metavar="REFERENCE", help="A version; @alias: of its own model.")],
+    against: Annotated[str, typer.Option("--against", metavar="REFERENCE", help="A version; @alias of its own model.")],
     changed: Changed = None,
     threshold: Annotated[float, typer.Option(help="Per cent that a key serving figure may be worse by.")] = 10.0,
     recorded: Annotated[bool, typer.Option("--recorded", help="From the records of both; measure nothing.")] = False,

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from optpipe.backends import engines
+from optpipe.backends import engines, registries
 from optpipe.backends.evaluators.command import Command
 from optpipe.backends.loads.load import Load, Slo
 from optpipe.backends.quantizers import llmcompressor_schemes
 from optpipe.backends.quantizers.libraries import DEFAULT
-from optpipe.backends.registries.folder import Folder
 from optpipe.gates import GateSettings
 from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 
@@ -39,7 +38,7 @@ Scheme = Annotated[
 
 Target = Annotated[engines.Target, Field(discriminator="engine")]
 Toolchain = Annotated[Managed | Interpreter | Image | Endpoint, Field(discriminator="kind")]
-Registry = Annotated[Folder, Field()]
+Registry = Annotated[registries.Settings, Field(discriminator="registry")]
 
 
 class Part(BaseModel):

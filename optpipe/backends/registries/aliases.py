@@ -51,7 +51,7 @@ class Aliases:
         digest = self._now(name, checked_name(alias, "alias"), history)
         if digest is not None and self.notary:
             mine = in_order(history, alias)
-            last = mine[-1] if mine and mine[-1].move.digest == digest else None
+            last = next((kept for kept in reversed(mine) if kept.move.digest == digest), None)  # not an attempt
             self.notary.check_move(self._claim(name, alias, last))
         return digest
 

@@ -59,9 +59,12 @@ class Registry(Aliases):
         manifest, _ = bundles.read_manifest(source)
         assert manifest is not None, f"{source}: found whole a moment ago"
         with self._counted(f"publishing {version.name}", 2 * manifest.bytes):
-            for file in manifest.files:
-                if not self._whole(version, file):
-                    self._put(version, file, source / file.path)
+            todo = [file for file in manifest.files if not self._whole(version, file)]
+            for file in todo:
+                self._put(version, file, source / file.path)
+            self.storage.stage(*_key(version), manifest)
+            for file in todo:
+                self._demand_whole(version, file, source / file.path)
         self.storage.seal(*_key(version), manifest)
         if self.storage.manifest(*_key(version)) != manifest.encode():
             raise PublishFailed(f"{bundles.MANIFEST} reads back other than it was sent", place=self.where)
@@ -74,11 +77,16 @@ class Registry(Aliases):
         return bundles.hash_chunks(pieces) == (file.sha256, file.size)
 
     def _put(self, version: Version, file: Entry, source: Path) -> None:
-        self.storage.put(*_key(version), file, source)
+        try:
+            self.storage.put(*_key(version), file, source)
+        except PublishFailed as error:
+            _demand_source(source, file)  # a registry that checks digests refuses a file that changed
+            raise PublishFailed(f"{file.path}: {error.message}", place=error.place, hint=error.hint) from None
+
+    def _demand_whole(self, version: Version, file: Entry, source: Path) -> None:
         if self._whole(version, file):
             return
-        if not _right(source, file):
-            raise PublishFailed("differs from its manifest", place=str(source), hint="package it again")
+        _demand_source(source, file)
         raise PublishFailed(
             f"{file.path} reads back other than it was sent",
             place=f"{self.where}: {version.name}",
@@ -137,7 +145,11 @@ class Registry(Aliases):
         return {"models": {name: self._describe(name) for name in self.storage.names()}}
 
     def _describe(self, name: str) -> Json:
-        return {"aliases": self.aliases_now(name), "versions": self.storage.versions(name)}
+        """Versions by the time of their first move: not every registry knows when one came."""
+        moved = [kept.move.digest for kept in self.history(name)]
+        versions = self.storage.versions(name)
+        versions.sort(key=lambda digest: moved.index(digest) if digest in moved else len(moved))
+        return {"aliases": self.aliases_now(name), "versions": versions}
 
     def location(self, version: Version) -> str:
         """Where a version lies, for people and records."""
@@ -268,6 +280,11 @@ class Registry(Aliases):
         for piece in pieces:
             self.storage.tick(len(piece))
             yield piece
+
+
+def _demand_source(source: Path, file: Entry) -> None:
+    if not _right(source, file):
+        raise PublishFailed("differs from its manifest", place=str(source), hint="package it again")
 
 
 def _right(path: Path, file: Entry) -> bool:

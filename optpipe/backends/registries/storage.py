@@ -25,8 +25,6 @@ class Storage(abc.ABC):
     kind: ClassVar[str]
     where: str
     """The registry as it is told to people; without credentials."""
-    conditional: bool = True
-    """`add_move` is atomic: of two with one sequence, one is refused."""
     tick: Callable[[int], None] = staticmethod(lambda count: None)
     """Told of every so many bytes that went over."""
 
@@ -58,7 +56,11 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def seal(self, name: str, digest: str, manifest: Manifest) -> None:
-        """All files are there: make the version visible, in one step."""
+        """All files are there and were read back: make the version visible, in one step."""
+
+    def stage(self, name: str, digest: str, manifest: Manifest) -> None:
+        """All files were put: make them readable, where `put` alone does not."""
+        return None
 
     @abc.abstractmethod
     def signature(self, name: str, digest: str) -> bytes | None:
@@ -76,6 +78,11 @@ class Storage(abc.ABC):
     @abc.abstractmethod
     def add_move(self, name: str, alias: str, sequence: int, data: bytes) -> bool:
         """Store a record; False where one with this sequence is there (never, if not `conditional`)."""
+
+    @property
+    def conditional(self) -> bool:
+        """`add_move` is atomic: of two with one sequence, one is refused."""
+        return True
 
     def points(self, alias: str) -> bool:
         """The registry has an alias of its own that others read: it decides, and is written last."""

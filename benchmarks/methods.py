@@ -40,6 +40,7 @@ from optpipe.recipe.schema import Recipe
 from optpipe.records import Artifact, CandidatePlan, Checkpoint, Json, ModelFacts, to_json
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder
+from optpipe.stages.compile import compile_
 from optpipe.stages.evaluate import Scorer, canary_job, parity_job
 from optpipe.stages.inspect import inspect
 from optpipe.stages.plan import expand
@@ -116,7 +117,7 @@ class Bench:
     scorer: Scorer
 
 
-def measure(jobs: int, libraries: list[str]) -> Json:
+def measure(jobs: int, libraries: list[str], engine: bool) -> Json:
     """One entry a method, the cut itself (`base`) first; `jobs` quantize jobs a method, each with its own seed."""
     loaded = load(recipe(cut(), libraries))
     with a_run(loaded) as run:
@@ -128,7 +129,7 @@ def measure(jobs: int, libraries: list[str]) -> Json:
         planned = [estimate(chosen, facts, run.hardware, candidate, ()) for candidate in expand(chosen)]
         tokens = calibration_tokens(run, chosen, base, texts.calibration, planned)
         bench = Bench(run, chosen, facts, base, tokens, Scorer(run, chosen, base, texts.scored))
-        found = [entry for one in planned if (entry := measured(bench, one, jobs))]
+        found = [entry for one in planned if (entry := measured(bench, one, jobs, engine))]
         executor = run.executor
         for entry in found:  # engines have ended by the end of their session
             beside = executor.store.beside(entry.pop("engine_job"), "engine") if "engine_job" in entry else None
@@ -142,7 +143,7 @@ def measure(jobs: int, libraries: list[str]) -> Json:
     }
 
 
-def measured(bench: Bench, planned: CandidatePlan, count: int) -> Json | None:
+def measured(bench: Bench, planned: CandidatePlan, count: int, engine: bool) -> Json | None:
     """Costs, losses and whether it is served; a method that cannot be made here has the reason alone."""
     candidate = planned.candidate
     told: Json = {"candidate": candidate.checkpoint, "scheme": candidate.scheme}
@@ -161,7 +162,8 @@ def measured(bench: Bench, planned: CandidatePlan, count: int) -> Json | None:
         "bits_per_weight": checkpoint.bits_per_weight,
         "estimated": {"bytes": planned.bytes.value, "peak_memory_bytes": to_json(planned.quantize_memory)},
     }
-    return {**told, "texts": losses(bench, checkpoint), **served(bench, planned, checkpoint)}
+    told["texts"] = losses(bench, checkpoint)
+    return told | (served(bench, planned, checkpoint) if engine else {"loads": None})
 
 
 def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
@@ -173,7 +175,8 @@ def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
 
 def served(bench: Bench, planned: CandidatePlan, checkpoint: Checkpoint) -> Json:
     """Whether the engine here takes it: one greedy answer a prompt, then the same tokens as transformers."""
-    entry = Entry(planned, checkpoint=checkpoint)
+    compiled = compile_(bench.run, bench.recipe, planned.candidate, checkpoint)
+    entry = Entry(planned, checkpoint=checkpoint, compiled=compiled)
     spec = serving.spec_of(bench.run, bench.recipe, entry, {})
     try:
         with bench.run.executor.session(spec) as engine:
@@ -237,9 +240,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--jobs", type=int, default=3, help="quantize jobs a method")
     parser.add_argument("--library", action="append", default=[], help="measure these alone; all by default")
+    parser.add_argument("--no-engine", action="store_true", help="do not try what the engine takes")
     mine, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    document.main("methods", lambda: measure(mine.jobs, mine.library), figures, ("numpy",))
+    document.main("methods", lambda: measure(mine.jobs, mine.library, not mine.no_engine), figures, ("numpy",))
 
 
 if __name__ == "__main__":

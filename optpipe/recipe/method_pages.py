@@ -220,8 +220,8 @@ def lost(text: Json | None) -> str:
 
 
 def served(found: Json) -> str:
-    if "loads" not in found:
-        return ""
+    if found.get("loads") is None:
+        return "not tried" if found else ""
     return "yes" if found["loads"] else f"no: {found['says']}"
 
 

@@ -9,6 +9,7 @@ from optpipe.records import (
     CandidatePlan,
     Check,
     Checkpoint,
+    Compared,
     Confirmation,
     Estimated,
     Evaluation,
@@ -32,7 +33,7 @@ from optpipe.records import (
 from optpipe.report.data import ReportData
 
 DIGEST = "sha256:" + "7e57" * 16
-HARDWARE = Hardware("this machine", "Imaginary CPU 3000", 2, 24 * 10**9, "avx512_vnni")
+HARDWARE = Hardware("this machine", "Imaginary CPU 3000", 2, 24 * 10**9, "avx512f avx512_vnni avx512_bf16")
 COMMAND = (
     "aiperf profile -m test-model --endpoint-type completions --streaming --concurrency 4 "
     "--request-count 100 --isl 128 --osl 32 --random-seed 1"
@@ -248,6 +249,11 @@ def report_data() -> ReportData:
             "vllm-cpu": {"vllm": "0.32.0+cpu", "torch": "2.13.0+cpu"},
         },
         command="optpipe build recipes/imaginary.yaml",
+        compared=(
+            Compared("base", "bytes", 272.6e6, 269.1e6, "bytes", 1.3, 2.0),
+            Compared("sq-w8a8@vllm", "engine memory", 3.0e9, 3.6e9, "bytes", -16.7, 15.0),
+            Compared("build", "seconds", 1500.0, 1210.0, "s", 24.0, None),
+        ),
         checkpoints=tuple(checkpoint(name) for name in MODELS),
         evaluations=tuple(evaluation(name) for name in MODELS),
         servings=served,

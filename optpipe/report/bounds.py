@@ -82,4 +82,5 @@ def bounded(bound: Estimated) -> str:
 
 
 def share(part: float) -> str:
-    return f"{100 * part:.0f} %"
+    """A bound that is beaten was computed for another machine than this."""
+    return f"{100 * part:.0f} %" + (": the peaks assumed are not this machine's" if part > 1 else "")

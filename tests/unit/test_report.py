@@ -12,7 +12,7 @@ import pytest
 
 from optpipe.errors import InputError
 from optpipe.records import Candidate, Check, Estimated, Measured, Percentiles, Selection
-from optpipe.report import figures
+from optpipe.report import bounds, figures
 from optpipe.report.data import ReportData, layout, read, rows
 from optpipe.report.markdown import markdown
 from optpipe.report.page import html
@@ -194,6 +194,7 @@ def test_records_come_back_from_a_run_folder(tmp_path: Path) -> None:
     run = {key: getattr(data, key) for key in ("recipe", "hardware", "versions", "command", "failures", "seconds")}
     write_json(folder / "run.json", run)
     write_json(folder / "publish.json", {"published": data.published})
+    write_json(folder / "estimates.json", data.compared)
     again = read(folder)
     assert markdown(again) == markdown(data)
     assert {row.name: row.status for row in rows(again)} == {row.name: row.status for row in rows(data)}
@@ -248,3 +249,22 @@ def test_a_gate_of_its_own_per_candidate_is_not_drawn_as_one_line() -> None:
 def test_the_base_is_known_by_having_no_scheme() -> None:
     base = next(row for row in rows(report_data()) if row.is_base)
     assert base.candidate == Candidate("base@vllm", "base", "vllm", None, base.candidate.engine)  # type: ignore[union-attr]
+
+
+def test_estimates_beyond_their_aim_stand_out_and_those_without_an_aim_are_told() -> None:
+    text = markdown(report_data())
+    assert "| base | bytes | 273 MB | 269 MB | +1.30 % |" in text
+    assert "| sq-w8a8@vllm | engine memory | 3.00 GB | 3.60 GB | **−16.7 %, beyond 15 %** |" in text
+    assert "| build | seconds | 25 min | 20 min 10 s | +24.0 % |" in text
+    assert "Estimates against what was measured" in html(report_data())
+
+
+def test_what_was_served_stands_beside_the_hardware_s_bounds() -> None:
+    found = {(line.candidate, line.figure): line for line in bounds.lines(report_data(), rows(report_data()))}
+    line = found["base@vllm", "Decoding"]
+    assert line.measured.startswith("75.7 tok/s (TPOT P50 52.9 ms, 4 at once)")
+    bound = 4 * 40e9 / (269_030_016 + 4 * 144 * 23_040)
+    assert line.bound == f"about {bound:.0f} tokens/s" and line.share == f"{100 * 75.7 / bound:.0f} %"
+    assert "TTFT P50, n=100" in found["base@vllm", "First token"].measured
+    one_core = bounds.engine_machine(report_data())
+    assert one_core.cores == 1, "the engine has one thread by default"

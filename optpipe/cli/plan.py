@@ -89,16 +89,16 @@ def changed_outputs(name: str, found: Plan, news: list[str] | None) -> None:
 
 
 def changes(found: Plan, since: str, registry: str | None) -> list[str]:
-    """What is not as it was when the version `since` was built; everything where there is no such version yet."""
+    """What is not as it was when the version `since` was built; everything where it is not there or cannot be read."""
     from optpipe import console
     from optpipe.cli.registry import opened
-    from optpipe.errors import InputError
+    from optpipe.errors import OptpipeError
     from optpipe.stages.inputs import changed
 
     try:
         with opened(registry) as source:
             about = json.loads(source.document(source.resolve(since), "optpipe.json"))
-    except InputError as error:
+    except OptpipeError as error:  # a pull request of a fork may not read the registry, and is planned all the same
         console.say(f"note: {error}")
         return list(found.inputs)
     return list(changed(found.inputs, about.get("inputs", {})))

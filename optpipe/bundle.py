@@ -137,7 +137,7 @@ def parse_manifest(data: bytes) -> tuple[Manifest | None, list[Problem]]:
     try:
         manifest = _decode(data)
         same = manifest.encode() == data
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         return None, [Problem(MANIFEST, f"not a manifest: {error}")]
     if not same:
         return None, [Problem(MANIFEST, "not canonical: it was edited, or two of its keys are the same")]

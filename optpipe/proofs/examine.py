@@ -14,6 +14,8 @@ from optpipe.proofs.signing import Proof, check
 from optpipe.proofs.trust import Policy
 from optpipe.records import Json
 
+MOST_BYTES = 1 << 24
+"""Of a signature, a provenance, a recipe."""
 HINT = "pull it again, or publish it again from its run"
 
 
@@ -77,6 +79,7 @@ def judge(
     `problems` are those of its bytes; without a `name`, the model is called what the bundle calls itself.
     """
     found = list(problems)
+    read = _small(manifest, read)
     proof = check(signature, bundles.signed(manifest), name or _own_name(read), policy)
     unproven = proof.status in ("unknown", "unsigned") and policy.allow_unsigned
     if not (proof.signed or unproven):
@@ -90,7 +93,7 @@ def folder_signature(folder: Path) -> bytes | None:
     """What lies where the signature belongs; a link or a folder there is the signature of nobody."""
     try:
         with bundles.open_plain(folder / bundles.SIGNATURE) as file:
-            return file.read()
+            return file.read(MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -101,6 +104,18 @@ def _own_name(read: provenance.Read) -> str:
     """The model's name as the bundle says it."""
     try:
         found = json.loads(read(provenance.ABOUT))["name"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
+
+
+def _small(manifest: bundles.Manifest, read: provenance.Read) -> provenance.Read:
+    """`read`, but of nothing that its maker blew up: who he is is not known yet."""
+    sizes = {entry.path: entry.size for entry in manifest.files}
+
+    def read_small(path: str) -> bytes:
+        if sizes.get(path, 0) > MOST_BYTES:
+            raise ValueError(f"{path} has {sizes[path]} bytes, more than {MOST_BYTES}")
+        return read(path)
+
+    return read_small

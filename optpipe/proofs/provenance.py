@@ -87,7 +87,7 @@ def problems(manifest: bundles.Manifest, read: Read) -> list[Problem]:
     try:
         told, about = json.loads(read(FILE)), json.loads(read(ABOUT))
         return list(_differences(told, manifest, about, yaml.safe_load(read(RECIPE))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         return [Problem(FILE, f"does not have its form: {type(error).__name__}: {error}")]
 
 

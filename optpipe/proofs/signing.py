@@ -138,7 +138,7 @@ def _read(signature: bytes) -> tuple[Literal["key", "identity", "broken"], str]:
         hint = key["hint"] if key else ""
         if not one or not isinstance(hint, str) or (key and not hint):
             raise ValueError("one signature with the fingerprint of its key is expected")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return "broken", f"{type(error).__name__}: {error}"
     return ("key", hint) if key else ("identity", "")
 

@@ -17,6 +17,7 @@ from optpipe.proofs import Policy, Signer, Trusted, check, choose_signer, load_p
 from optpipe.proofs.keys import fingerprint, home_key, new_key
 from optpipe.proofs.trust import read
 
+DEEP = b"[" * 100_000
 FILES = {"a.safetensors": "aa" * 32, "sub/b.json": "bb" * 32}
 
 
@@ -106,7 +107,9 @@ def test_every_changed_byte_of_a_signature_is_noticed(signed: tuple[bytes, Polic
         assert check(text, FILES, "tiny", policy).status == "broken"
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff", b'{"verificationMaterial": {"publicKey": {}}}', b"null"])
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b"\xff", b'{"verificationMaterial": {"publicKey": {}}}', b"null", DEEP]
+)
 def test_what_is_no_signature_is_refused_not_a_traceback(text: bytes, signed: tuple[bytes, Policy]) -> None:
     assert check(text, FILES, "tiny", signed[1]).status == "broken"
 

@@ -146,6 +146,37 @@ def test_the_provenance_of_another_run_is_refused(consumer: Consumer) -> None:
     assert "did not sign" not in consumer.err, "the signature itself holds now"
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "", "\x00", "{}", "[1]", "{" * 2000])
+def test_files_that_were_made_to_hurt_are_refused_not_a_traceback(text: str, consumer: Consumer) -> None:
+    for name in ("model.sig", "provenance.json", "optpipe.json", "recipe.resolved.yaml", "manifest.json"):
+        (consumer.pulled / name).write_text(text)
+        if name not in bundles.OUTSIDE:
+            consumer.restored(lambda folder: None)
+        for words in ((), ("--allow-unsigned",)):
+            assert consumer("verify", str(consumer.pulled), *words) == 6
+            assert "Traceback" not in consumer.err and "bug" not in consumer.err
+
+
+def test_a_provenance_that_was_blown_up_is_not_read(consumer: Consumer) -> None:
+    with (consumer.pulled / "provenance.json").open("wb") as file:
+        file.truncate(1 << 26)
+    consumer.restored(lambda folder: (folder / bundles.SIGNATURE).unlink())
+    assert consumer("verify", str(consumer.pulled), "--allow-unsigned") == 6
+    assert "more than" in consumer.err
+
+
+def test_another_machine_needs_the_key_and_remembers_for_itself(
+    consumer: Consumer, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTPIPE_HOME", str(consumer.root / "elsewhere"))
+    consumer.refused("not trusted", "verify", "tiny")
+    key = ("--key", str(home / "keys" / "signing.pub"))
+    assert consumer("verify", "tiny", *key) == 0
+    assert not (consumer.root / "elsewhere" / "keys").exists(), "who only looks needs no key"
+    records(consumer)[-1].unlink()
+    consumer.refused("an old record, played again", "verify", "tiny", *key)
+
+
 def test_pull_refuses_before_it_brings_anything(consumer: Consumer, home: Path) -> None:
     (home / "trust.toml").unlink()
     consumer.refused("not to be trusted", "pull", "tiny", "here")

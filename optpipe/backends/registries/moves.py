@@ -65,7 +65,7 @@ class Kept:
         """Raises ValueError where `data` is no record of ours."""
         try:
             kept = from_json(cls, json.loads(data))
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a record of a move: {error}") from error
         move = kept.move
         if type(move.sequence) is not int or not DIGEST.fullmatch(str(move.digest)):

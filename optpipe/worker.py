@@ -25,6 +25,8 @@ BODIES = {
     "tokens": "optpipe.backends.evaluators.tokens",
     "excerpts": "optpipe.backends.evaluators.excerpts",
     "quantize": "optpipe.backends.quantizers.llmcompressor",
+    "quantize-gptqmodel": "optpipe.backends.quantizers.gptqmodel",
+    "quantize-modelopt": "optpipe.backends.quantizers.modelopt",
     "compile-onnxruntime": "optpipe.backends.compilers.onnxruntime",
     "score-onnxruntime": "optpipe.backends.evaluators.score_onnx",
     "score": "optpipe.backends.evaluators.score",

@@ -13,7 +13,7 @@ from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import is_head
 from optpipe.model.memory import serving_memory, setting, show, usable_memory, width
 from optpipe.model.reasons import Reason
-from optpipe.model.schemes import DATA_FREE, kind_of, layout_of, parts, selected, stored_as
+from optpipe.model.schemes import data_free, kind_of, layout_of, parts, selected, stored_as
 from optpipe.model.selectors import matched, text_of
 from optpipe.records import Hardware, Json, ModelFacts
 
@@ -233,7 +233,7 @@ def machine_findings(case: Case) -> list[Finding]:
     serving = f"{show(needed.total)} of {show(usable)} ({needed.estimated().how})"
     found += judged("memory to serve", serving, machine.serving_reasons(facts, scheme, target, hardware))
     if scheme is not None and not facts.quantized:
-        rows = case.rows if scheme.get("method") not in DATA_FREE else (0, 0)
+        rows = (0, 0) if data_free(scheme) else case.rows
         memory = f"{show(quantize_memory(facts, scheme, *rows).value)} of {show(hardware.memory_bytes)}"
         against = machine.quantizing_reasons(facts, scheme, hardware, *rows)
         found += judged("memory to quantize", memory, against)

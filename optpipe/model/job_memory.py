@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from optpipe.model.memory import show
-from optpipe.model.schemes import DATA_FREE, PLAIN_BYTES, linear_bytes, parts, untied_bytes, weight_bytes
+from optpipe.model.schemes import PLAIN_BYTES, data_free, linear_bytes, parts, untied_bytes, weight_bytes
 from optpipe.records import Estimated, Json, ModelFacts
 
 QUANTIZER_LIBRARIES = 475_000_000
@@ -46,7 +46,7 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
 def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> int:
     """Hidden states of every row before and after a layer, the logits of one pass, and one layer's work."""
     method = str(scheme.get("method"))
-    if not samples or method in DATA_FREE:
+    if not samples or data_free(scheme):
         return 0
     tokens = samples * length
     if method == "awq":
@@ -58,7 +58,7 @@ def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: in
 
 def layer_work(facts: ModelFacts, method: str) -> int:
     """Float32 Hessians, or copies where scales are searched; gradients and the best so far where it is learned."""
-    copies = {"nvfp4": 0, "awq": 1, "autoround": 3}.get(method)
+    copies = {"nvfp4": 0, "fp8": 0, "awq": 1, "autoround": 3}.get(method)
     own = WORK["awq" if method == "awq-gptq" else method if method in WORK else "gptq"]
     return own + (hessian_bytes(facts) if copies is None else copies * layer_copies(facts))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,15 @@ def load(folder: Path, dtype: Any, *, apart: bool) -> Any:
             while_loading.enter_context(names_as_stored(str(config_of(folder).get("model_type"))))
             while_loading.enter_context(load_quantizable_moe(Loader))
         model = Loader.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-    if absent := sorted(set(Loader.absent)):
-        shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-        raise Failure(f"{len(absent)} tensors are missing or have another shape in the files: {shown}")
+    whole(Loader.absent)
     return model.eval()
+
+
+def whole(absent: Iterable[str]) -> None:
+    """Failure where tensors that a model needs are missing in its files, or have another shape."""
+    if names := sorted(set(absent)):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise Failure(f"{len(names)} tensors are missing or have another shape in the files: {shown}")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from optpipe.model.hardware import peaks
 from optpipe.model.hardware_table import Peaks
 from optpipe.model.memory import kv_bytes_per_token, show
-from optpipe.model.schemes import DATA_FREE, layout_of, weight_bytes
+from optpipe.model.schemes import data_free, layout_of, weight_bytes
 from optpipe.records import Estimated, Hardware, Json, ModelFacts
 
 CALIBRATED = 14.0
@@ -83,7 +83,7 @@ def operations(peak: Peaks, scheme: Json | None) -> float:
 def calibration_operations(scheme: Json, samples: int, length: int) -> float:
     """Floating point operations per weight that quantizing takes over `samples` rows of `length` tokens."""
     method, tokens = scheme.get("method"), samples * length
-    if method in DATA_FREE:
+    if data_free(scheme):
         return 0.0
     if method == "autoround":  # forward and backward of each step, then the rows through what was learned
         steps = int(scheme["iterations"]) * min(int(scheme["batch"]), samples)

@@ -22,7 +22,10 @@ FOUR_BIT_FLOAT = {"nvfp4": 16, "mxfp4": 32}
 """Methods with 4-bit floats for weights and activations: how many share a scale."""
 
 DATA_FREE = ("int8", "fp8", "rtn", "mxfp4")
-"""Methods that look at no calibration text."""
+"""Methods of llm-compressor that look at no calibration text; other libraries fix the activations' scales by it."""
+
+FORMATS = {"gptqmodel": "gptq", "autogptq": "gptq", "autoawq": "awq", "modelopt": "modelopt"}
+"""Whose format a library writes, where it is not compressed-tensors."""
 
 PLAIN_BYTES = 2
 """Bytes of one weight that stays: quantizers load the base in bf16, whatever it is stored in."""
@@ -41,6 +44,7 @@ class Layout:
     activation_bits: int
     group: int | None
     symmetric: bool
+    format: str = "compressed-tensors"
 
     @property
     def label(self) -> str:
@@ -112,8 +116,9 @@ Linear = tuple[str, int, int]
 def layout_of(scheme: Mapping[str, Any]) -> Layout:
     """The layout that a scheme gives to every layer that it quantizes; mixed: to most of them."""
     method = str(scheme.get("method"))
+    form = FORMATS.get(str(scheme.get("library")), "compressed-tensors")
     if method in EIGHT_BIT:
-        return Layout(8, EIGHT_BIT[method], 8, None, True)
+        return Layout(8, EIGHT_BIT[method], 8, None, True, form)
     if method in FOUR_BIT_FLOAT:
         return Layout(4, "float", 4, FOUR_BIT_FLOAT[method], True)
     if method not in WEIGHT_ONLY:
@@ -121,7 +126,12 @@ def layout_of(scheme: Mapping[str, Any]) -> Layout:
         raise InputError(f"method: {method!r} is not known", hint=did_you_mean(method, known))
     group = int(scheme.get("group_size", 128))
     symmetric = bool(scheme.get("symmetric", True))
-    return Layout(int(scheme.get("bits", 4)), "int", 16, group if group > 0 else None, symmetric)
+    return Layout(int(scheme.get("bits", 4)), "int", 16, group if group > 0 else None, symmetric, form)
+
+
+def data_free(scheme: Mapping[str, Any]) -> bool:
+    """Whether a scheme looks at no calibration text."""
+    return scheme.get("method") in DATA_FREE and scheme.get("library", "llmcompressor") == "llmcompressor"
 
 
 def selected(facts: ModelFacts, scheme: Json | None) -> tuple[Linear, ...]:
@@ -164,6 +174,8 @@ def linear_bytes(layout: Layout, out: int, inputs: int) -> int:
     W8A8: one byte a weight and one bf16 scale per output channel. 4-bit floats: two weights and one scale a
     byte; NVFP4 has two float32 more, `weight_global_scale` and `input_global_scale`.
     """
+    if layout.format != "compressed-tensors":
+        return foreign_bytes(layout, out, inputs)
     if layout.activation_bits == 8:
         return out * inputs + SCALE_BYTES * out
     if layout.kind == "float":
@@ -173,6 +185,24 @@ def linear_bytes(layout: Layout, out: int, inputs: int) -> int:
     packed = 4 * out * ceil(inputs * layout.bits / 32)
     zero_points = 0 if layout.symmetric else 4 * ceil(out * layout.bits / 32) * groups
     return packed + SCALE_BYTES * out * groups + zero_points + SHAPE_BYTES
+
+
+def foreign_bytes(layout: Layout, out: int, inputs: int) -> int:
+    """The same for the other libraries' formats.
+
+    GPTQ: `qweight` int32 [ceil(in * bits / 32), out], `scales` 16-bit [groups, out], `qzeros` int32 [groups,
+    ceil(out * bits / 32)], `g_idx` int32 [in]. AWQ: packed along `out`, without `g_idx`. ModelOpt: codes, two to a
+    byte in 4 bits, and float32 scales per group, per channel (INT8) or one (FP8); what it keeps for the inputs
+    (`input_scale`, `pre_quant_scale`) is not counted.
+    """
+    groups = ceil(inputs / layout.group) if layout.group else 1
+    if layout.format == "modelopt":
+        scales = groups * out if layout.kind == "int" else 1
+        return out * inputs * layout.bits // 8 + 4 * scales
+    zero_points, scales = 4 * groups * ceil(out * layout.bits / 32), SCALE_BYTES * groups * out
+    if layout.format == "awq":
+        return 4 * inputs * ceil(out * layout.bits / 32) + zero_points + scales
+    return 4 * out * ceil(inputs * layout.bits / 32) + zero_points + scales + 4 * inputs
 
 
 def weight_bytes(facts: ModelFacts, scheme: Json | None) -> int:

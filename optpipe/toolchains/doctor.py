@@ -22,7 +22,8 @@ Verdict = Literal["ok", "optional", "missing"]
 
 MIN_MEMORY_GB = 4.0
 MIN_DISK_GB = 6.0
-"""Room for the three CPU toolchains and a small model."""
+"""Room for the three CPU toolchains that every build needs, and a small model."""
+NEEDED = ("quantize", "vllm", "load")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _home(machine: Machine) -> Finding:
 
 def _disk(machine: Machine) -> Finding:
     free = machine.disk_free / 1e9
-    needed = MIN_DISK_GB if not all(t.installed for t in machine.toolchains) else 1.0
+    needed = MIN_DISK_GB if not all(t.installed for t in machine.toolchains if t.role in NEEDED) else 1.0
     good = free >= needed
     mend = None if good else f"free {needed - free:.1f} GB, or set OPTPIPE_HOME to a larger disk"
     return Finding(
@@ -184,7 +185,7 @@ def _installed(machine: Machine, seen: ToolchainSeen) -> Finding:
         found = f"{seen.lock} has no files for {machine.system} on {machine.architecture}"
         own = f"name your own in the recipe: toolchains: {{{seen.role}: {{kind: interpreter, python: ...}}}}"
         return Finding(name, "optional", found, needed_for, own)
-    found = f"{seen.lock}, not installed yet ({seen.gigabytes:.1f} GB; the first build does it)"
+    found = f"{seen.lock}, not installed yet ({seen.gigabytes:.1f} GB; the first build that needs it does it)"
     return Finding(name, "optional", found, needed_for, f"optpipe toolchain install {seen.role}")
 
 

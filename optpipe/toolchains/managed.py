@@ -32,6 +32,8 @@ ROLES = {
     "onnxruntime": {"cpu": "onnxruntime-cpu", "cuda": "onnxruntime-cpu"},
     "load": {"cpu": "load", "cuda": "load"},
     "tasks": {"cpu": "tasks", "cuda": "tasks"},
+    "gptqmodel": {"cpu": "gptqmodel-cpu", "cuda": "gptqmodel-cuda"},
+    "modelopt": {"cpu": "modelopt-cpu", "cuda": "modelopt-cuda"},
     "legacy": {"cpu": "legacy-cpu", "cuda": "legacy-cpu"},
 }
 """What jobs and engines ask for, and the lock that answers on each kind of machine."""
@@ -41,6 +43,10 @@ SIZES = {
     "quantize-cuda": 8.0,
     "vllm-cpu": 2.4,
     "vllm-cuda": 12.0,
+    "gptqmodel-cpu": 1.7,
+    "gptqmodel-cuda": 8.0,
+    "modelopt-cpu": 1.3,
+    "modelopt-cuda": 8.0,
     "load": 1.3,
     "tasks": 1.0,
     "onnxruntime-cpu": 1.3,

@@ -29,7 +29,7 @@ def run_body(
         "seed": seed,
     }
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    done = run_in(toolchain, "-m", "optpipe.worker", str(folder))
+    done = run_in(toolchain, "-m", "optpipe.worker", str(folder), cwd=folder)
     for name in ("record", "failure"):
         if (folder / f"{name}.json").exists():
             value: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def in_quantize(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_in("quantize", *arguments)
 
 
-def run_in(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_in(name: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`python ARGUMENTS` in a toolchain, one thread, no network."""
     toolchain = toolchains.get(name)
     env = toolchain.environment() | {
@@ -51,4 +51,4 @@ def run_in(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
     }
     command = toolchain.argv(*arguments)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=800, check=False)
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=800, check=False)

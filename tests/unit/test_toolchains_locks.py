@@ -10,7 +10,10 @@ from optpipe.toolchains import known, managed
 from optpipe.toolchains.lock import fits, lines_of, pins
 from optpipe.toolchains.managed import LOCKS
 
-NAMES = ("legacy-cpu", "load", "quantize-cpu", "quantize-cuda", "tasks", "vllm-cpu", "vllm-cuda")
+NAMES = (
+    "gptqmodel-cpu", "gptqmodel-cuda", "legacy-cpu", "load", "modelopt-cpu", "modelopt-cuda", "onnxruntime-cpu",
+    "quantize-cpu", "quantize-cuda", "tasks", "vllm-cpu", "vllm-cuda",
+)  # fmt: skip
 PIN = r"[a-z0-9][a-z0-9.-]*==[0-9][0-9a-zA-Z.+!]*( ; [a-zA-Z_0-9 '=<>!.()*]+)?"
 LINE = re.compile(PIN + r"( \\)?|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -37,7 +40,7 @@ def test_everything_but_the_cpu_torch_has_a_hash(name: str) -> None:
     assert [line.split("==")[0] for line in bare] == (["torch"] if name.endswith("-cpu") else [])
 
 
-@pytest.mark.parametrize("name", ["legacy-cpu", "load", "quantize-cpu", "tasks", "vllm-cpu"])
+@pytest.mark.parametrize("name", ["gptqmodel-cpu", "legacy-cpu", "load", "modelopt-cpu", "quantize-cpu", "tasks", "vllm-cpu"])
 def test_cpu_locks_bring_no_cuda(name: str) -> None:
     heavy = [pin for pin in pins(text_of(name)) if re.match(r"(nvidia-c|cuda-|triton)", pin)]
     assert heavy == []

@@ -1,4 +1,4 @@
-"""transformers' forward pass over a base or a compressed-tensors checkpoint, fast on one thread.
+"""transformers' forward pass over a base or a quantized checkpoint, fast on one thread.
 
 What a quantized linear layer means is computed as the engines compute it: INT8 and FP8 activations get one
 float32 scale per token, codes are multiplied as codes, scales are applied to the product. Weight-only layers
@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.backends.evaluators import dequantize
 from optpipe.model import loading
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def load(folder: Path, dtype: Any) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    if found := dequantize.stored(folder):
+        return dequantize.load(folder, dtype, found)
     model = loading.load(folder, dtype, apart=loading.quantized_by_expert(folder))
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:

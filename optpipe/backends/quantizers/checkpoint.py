@@ -19,6 +19,7 @@ from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
 
 if TYPE_CHECKING:
+    from optpipe.records import Json
     from optpipe.worker import Work
 
 COPIED = (
@@ -92,6 +93,19 @@ def refuse_tied(model: Any, chosen: Sequence[str]) -> None:
         )
 
 
+def choose_in(base: Path, ignore: Sequence[str | Select]) -> tuple[list[str], list[str]]:
+    """`choose` and `refuse_tied` before anything is loaded, on a model without weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
+    model.tie_weights()
+    chosen, skipped = choose(model, ignore)
+    refuse_tied(model, chosen)
+    return chosen, skipped
+
+
 def tokens(work: Work) -> Any:
     """Calibration ids, int64 [rows, length]."""
     import numpy
@@ -102,11 +116,13 @@ def tokens(work: Work) -> Any:
     return torch.from_numpy(numpy.load(work.inputs["tokens"] / "tokens.npy").astype("int64"))
 
 
-def beside(base: Path, out: Path) -> None:
-    """Of what a library wrote, config.json and safetensors stay; the rest comes byte for byte from the base."""
+def beside(base: Path, out: Path, also: Sequence[str] = ()) -> None:
+    """Of what a library wrote, config.json, safetensors and `also` stay; the rest is byte for byte the base's."""
     for path in out.iterdir():
-        if path.name == "config.json" or ".safetensors" in path.suffixes:
+        if path.name in ("config.json", *also) or ".safetensors" in path.suffixes:
             path.chmod(0o644)
+        elif path.is_dir():
+            shutil.rmtree(path)
         else:
             path.unlink()
     for name in [*COPIED, *remote_code(base)]:
@@ -128,3 +144,33 @@ def remote_code(base: Path) -> list[str]:
     if missing:
         raise Failure(f"auto_map in config.json names {', '.join(missing)}, which the model folder lacks")
     return sorted(path.name for path in base.glob("*.py"))
+
+
+def write_config(base: Path, out: Path, quantization: Json) -> None:
+    """config.json as in the base, with `quantization_config`: what else a library changes there is dropped."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    text = json.dumps({**config, "quantization_config": quantization}, indent=2)
+    (out / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def check_quantized(out: Path, chosen: Sequence[str]) -> None:
+    """Fail unless every chosen module is really quantized in the files."""
+    from safetensors import safe_open
+
+    kept: dict[str, str] = {}
+    for path in sorted(out.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            kept |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    found = {name.rpartition(".")[0] for name in kept if quantized(name.rpartition(".")[0], kept)}
+    if len(found) < len(chosen):  # counted: experts are saved under the names that their architecture uses
+        whole = [name for name in chosen if name not in found]
+        shown = ", ".join(whole[:3]) + (", ..." if len(whole) > 3 else "")
+        raise Failure(f"{len(whole)} of {len(chosen)} modules were left unquantized: {shown}")
+
+
+def quantized(name: str, kept: dict[str, str]) -> bool:
+    """Whether a module's tensors ({name: dtype}) are packed or 8-bit codes with their scales."""
+    packed = kept.get(f"{name}.weight_packed") in ("I32", "U8") or kept.get(f"{name}.weight") in ("I8", "U8", "F8_E4M3")
+    return (packed and f"{name}.weight_scale" in kept) or (
+        kept.get(f"{name}.qweight") == "I32" and f"{name}.scales" in kept
+    )

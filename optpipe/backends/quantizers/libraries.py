@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from optpipe.backends.quantizers import llmcompressor
+from optpipe.backends.quantizers import gptqmodel, llmcompressor, modelopt
 from optpipe.errors import Problem
 
 DEFAULT = "llmcompressor"
@@ -31,4 +31,6 @@ class Library(Protocol):
 
 LIBRARIES: dict[str, Library] = {
     "llmcompressor": llmcompressor,
+    "gptqmodel": gptqmodel,
+    "modelopt": modelopt,
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from optpipe.backends.quantizers import llmcompressor_schemes as schemes
 from optpipe.backends.quantizers.llmcompressor_schemes import SCHEMES, Scheme
-from optpipe.backends.quantizers.scheme import read
+from optpipe.backends.quantizers.scheme import grouped_problems, read
 from optpipe.errors import Problem
 from optpipe.records import Json
 
@@ -52,11 +52,7 @@ def grouping_problems(scheme: Scheme) -> Iterator[Problem]:
     if not isinstance(scheme, schemes.Grouped):
         return
     allowed = (4,) if isinstance(scheme, schemes.Mixed) else (4, 8)
-    if scheme.bits not in allowed:
-        yield Problem("bits", f"{scheme.bits} is not {' or '.join(map(str, allowed))}", "bits: 4")
-    if scheme.group_size != -1 and (scheme.group_size < 1 or scheme.group_size % 8):
-        text = f"{scheme.group_size} is not -1 or a positive multiple of 8"
-        yield Problem("group_size", text, "32, 64 and 128 are what engines have kernels for")
+    yield from grouped_problems(scheme.bits, scheme.group_size, allowed)
     if isinstance(scheme, schemes.Mixed) and not scheme.int8:
         yield Problem("int8", "names no layer", "int8: [down_proj], or method: gptq")
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.quantizers import llmcompressor_schemes as schemes
-from optpipe.backends.quantizers.checkpoint import beside, choose, prepare, refuse_quantized, refuse_tied, tokens
+from optpipe.backends.quantizers.checkpoint import (
+    beside,
+    check_quantized,
+    choose,
+    prepare,
+    refuse_quantized,
+    refuse_tied,
+    tokens,
+)
 from optpipe.backends.quantizers.llmcompressor import unmapped
 from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, by_gptq, calibrate, first_rows, watched
 from optpipe.backends.quantizers.llmcompressor_experts import sentences
@@ -36,11 +44,12 @@ def quantize(scheme: schemes.Scheme, work: Work) -> Json:
     with watched(model, scheme, rows, work):
         calibrate(model, scheme, {"ignore": skipped, "int8": eight}, rows, notes)
     save(model, base, work.out)
-    file_format = check(work.out, chosen)
+    check_quantized(work.out, chosen)
+    config = json.loads((work.out / "config.json").read_text(encoding="utf-8"))
     experts = notes.coverage.record(rounded=by_gptq(scheme))
     return {
         "method": scheme.method,
-        "format": file_format,
+        "format": str(config["quantization_config"]["format"]),
         "layers": chosen,
         "count": len(chosen),
         "skipped": skipped,
@@ -93,25 +102,3 @@ def save(model: Any, base: Path, out: Path) -> None:
     """config.json and safetensors by the library, the rest byte for byte from the base; nothing else."""
     model.save_pretrained(out, save_compressed=True)
     beside(base, out)
-
-
-def check(out: Path, chosen: list[str]) -> str:
-    """Every chosen module is really quantized in the files; the checkpoint's format."""
-    from safetensors import safe_open
-
-    kept: dict[str, str] = {}
-    for path in sorted(out.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            kept |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    found = {name.rpartition(".")[0] for name in kept if quantized(name.rpartition(".")[0], kept)}
-    if len(found) < len(chosen):  # counted: experts are saved under the names that their architecture uses
-        whole = [name for name in chosen if name not in found]
-        shown = ", ".join(whole[:3]) + (", ..." if len(whole) > 3 else "")
-        raise Failure(f"{len(whole)} of {len(chosen)} modules were left unquantized: {shown}")
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    return str(config["quantization_config"]["format"])
-
-
-def quantized(name: str, kept: dict[str, str]) -> bool:
-    narrow = kept.get(f"{name}.weight_packed") in ("I32", "U8") or kept.get(f"{name}.weight") in ("I8", "F8_E4M3")
-    return narrow and f"{name}.weight_scale" in kept

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from optpipe.errors import did_you_mean
+from optpipe.errors import Problem, did_you_mean
 from optpipe.records import Json
 
 Scheme = TypeVar("Scheme")
@@ -39,6 +39,15 @@ def read(options: Json, known: Mapping[str, type[Scheme]]) -> Scheme:
         if key in values:
             values[key] = tuple(selector(value) for value in values[key])
     return known[method](**values)
+
+
+def grouped_problems(bits: int, group_size: int, allowed: tuple[int, ...]) -> Iterator[Problem]:
+    """What is wrong with bits and group size, whoever quantizes."""
+    if bits not in allowed:
+        yield Problem("bits", f"{bits} is not {' or '.join(map(str, allowed))}", "bits: 4")
+    if group_size != -1 and (group_size < 1 or group_size % 8):
+        text = f"{group_size} is not -1 or a positive multiple of 8"
+        yield Problem("group_size", text, "32, 64 and 128 are what engines have kernels for")
 
 
 def selector(value: str | Json) -> str | Select:

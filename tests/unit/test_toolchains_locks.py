@@ -40,7 +40,7 @@ def test_everything_but_the_cpu_torch_has_a_hash(name: str) -> None:
     assert [line.split("==")[0] for line in bare] == (["torch"] if name.endswith("-cpu") else [])
 
 
-@pytest.mark.parametrize("name", ["gptqmodel-cpu", "legacy-cpu", "load", "modelopt-cpu", "quantize-cpu", "tasks", "vllm-cpu"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("-cuda")])
 def test_cpu_locks_bring_no_cuda(name: str) -> None:
     heavy = [pin for pin in pins(text_of(name)) if re.match(r"(nvidia-c|cuda-|triton)", pin)]
     assert heavy == []

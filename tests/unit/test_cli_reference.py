@@ -34,7 +34,8 @@ def test_one_command_writes_the_reference_pages(tmp_path: Path) -> None:
 
 def test_every_link_of_the_recipe_page_leads_to_a_section() -> None:
     text = page.markdown()
-    sections = {line[3:].lower().replace(": ", "-").replace(" ", "-") for line in text.splitlines() if line.startswith("## ")}
+    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    sections = {title.lower().replace(": ", "-").replace(" ", "-") for title in titles}
     links = set(re.findall(r"\]\(#([^)]+)\)", text))
     assert len(links) > 10 and links <= sections
 

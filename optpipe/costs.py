@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from optpipe.model import job_memory, memory, roofline
+from optpipe.model import job_memory, memory, roofline, task_work
 from optpipe.model.hardware import peaks
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Candidate, CandidatePlan, Estimated, Hardware, ModelFacts
@@ -29,10 +29,12 @@ CHECKS_S = 3.0
 PREPARE_S = 35.0
 """Converting a GGUF file (16 s) and tokenizing three texts (5 s each) there."""
 
-TASK_DOCUMENT_S = 0.155
-TASK_DOCUMENT_TOKENS = 97
-"""Of one document of a task: 200 documents of ARC-Easy and PIQA were 601 requests of 19,368 tokens and took vLLM on
-one thread 31 s; larger models take their operations on so many tokens."""
+TASK_READ_S, TASK_WRITTEN_S = 0.0016, 0.003
+"""Of each token of a task that vLLM on one thread reads and writes, at least; larger models take their operations. 200
+documents of ARC-Easy and PIQA were 19,368 tokens and took 31 s; 16 of GSM8K, 12,700 read and 1,400 written, 25 s
+beside other work."""
+TASK_WRITTEN_ALONE_S = 0.19
+"""Of each token that transformers writes, one text after another: 420 of GSM8K took 79 s beside other work."""
 TASKS_BYTES = 400_000_000
 """What an engine on a CPU held more after 601 requests for log-probabilities at once (base 360 MB, INT8 490 MB)."""
 TASK_START_S = 10.0
@@ -105,14 +107,17 @@ def session_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Es
 
 
 def task_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware, targets: int) -> float:
-    """The base of each target and the finalists on every task."""
+    """The base of each target and the finalists on every task; how long a command takes nobody knows."""
     if not recipe.tasks.names:
         return 0.0
-    each = 2.0 * facts.parameters * TASK_DOCUMENT_TOKENS / sustained(hardware, recipe.engine_threads, SERVED)
-    documents = len(recipe.tasks.names) * recipe.tasks.documents
-    by_engine = documents * max(each, 0.0 if hardware.gpus else TASK_DOCUMENT_S)
-    by_transformers = 2 * by_engine if recipe.tasks.transformers else 0.0
-    return (targets + recipe.tune.finalists) * (by_engine + by_transformers + TASK_START_S)
+    names, documents = recipe.tasks.names, recipe.tasks.documents
+    token = 2.0 * facts.parameters / sustained(hardware, recipe.engine_threads, SERVED)
+    least = (0.0, 0.0, 0.0) if hardware.gpus else (TASK_READ_S, TASK_WRITTEN_S, TASK_WRITTEN_ALONE_S)
+    read, written, alone = (max(token, seconds) for seconds in least)
+    seconds = task_work.work(names, documents).seconds(read, written)
+    if recipe.tasks.transformers:
+        seconds += task_work.by_transformers(names, documents).seconds(2 * read, alone)
+    return (targets + recipe.tune.finalists) * (seconds + TASK_START_S)
 
 
 def sustained(hardware: Hardware, threads: int, share: float = ATTAINED) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PER_DOCUMENT = {
@@ -20,6 +20,8 @@ PER_DOCUMENT = {
 }
 """Requests, tokens read and tokens written: means over 50 documents with SmolLM2's tokenizer; written by
 SmolLM2-135M, for 16."""
+WRITTEN_TWICE = 8
+"""Documents of a task with generated text that transformers is asked too: it writes them one by one."""
 OTHER = (4.0, 300, 0)
 """Of a task that is not known here."""
 
@@ -34,9 +36,9 @@ class TaskWork:
     written: float
     """Tokens that are generated."""
 
-    def seconds(self, per_request: float, per_read: float, per_written: float) -> float:
-        """At so many seconds for each request, each token that is read and each that is written."""
-        return per_request * self.requests + per_read * self.read + per_written * self.written
+    def seconds(self, per_read: float, per_written: float) -> float:
+        """At so many seconds for each token that is read and each that is written."""
+        return per_read * self.read + per_written * self.written
 
 
 def work(names: Iterable[str], documents: int) -> TaskWork:
@@ -44,3 +46,11 @@ def work(names: Iterable[str], documents: int) -> TaskWork:
     known = [PER_DOCUMENT.get(name.partition("@")[0], OTHER) for name in names]
     requests, read, written = (documents * sum(column) for column in (zip(*known) if known else ((), (), ())))
     return TaskWork(requests, read, written)
+
+
+def by_transformers(names: Sequence[str], documents: int) -> TaskWork:
+    """The same of transformers, which is asked fewer documents of tasks with generated text."""
+    written = [name for name in names if work((name,), 1).written]
+    read = work([name for name in names if name not in written], documents)
+    few = work(written, min(documents, WRITTEN_TWICE))
+    return TaskWork(read.requests + few.requests, read.read + few.read, few.written)

@@ -11,7 +11,7 @@ from optpipe import judge, serving, stats
 from optpipe.backends.evaluators import command
 from optpipe.backends.executors.local import EngineSession
 from optpipe.errors import BackendFailed, InputError
-from optpipe.model import task_hub
+from optpipe.model import task_hub, task_work
 from optpipe.model import tasks as files
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
@@ -32,10 +32,6 @@ from optpipe.rundir import DigestMemo, digest_json, optpipe_home
 
 SECONDS_PER_REQUEST = 20.0
 """Time limit. Seen: 0.05 s for 32 tokens of a 135M model through vLLM on one thread, 0.1 s by transformers."""
-
-
-WRITTEN_TWICE = 8
-"""Documents of a task with generated text that transformers is asked too: it writes them one by one."""
 
 
 def unscored(recipe: Recipe, out: Outcome) -> list[Entry]:
@@ -84,7 +80,7 @@ class Battery:
             chosen[task.name], metrics[task.name] = task.config, task.metric
             documents[task.name] = twice[task.name] = recipe.tasks.documents
             if task.generates:
-                twice[task.name] = min(recipe.tasks.documents, WRITTEN_TWICE)
+                twice[task.name] = min(recipe.tasks.documents, task_work.WRITTEN_TWICE)
             inputs |= files.resolve(task, optpipe_home(), run.talk.say, place)
         options = {"tasks": chosen, "metrics": metrics, "documents": documents}
         return cls(run, recipe, facts, base, options, inputs, twice)

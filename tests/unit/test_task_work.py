@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optpipe.model import tasks
-from optpipe.model.task_work import OTHER, PER_DOCUMENT, TaskWork, work
+from optpipe.model.task_work import OTHER, PER_DOCUMENT, WRITTEN_TWICE, TaskWork, by_transformers, work
 
 
 def test_every_shipped_task_is_known() -> None:
@@ -20,5 +20,11 @@ def test_work_grows_with_documents_and_tasks() -> None:
     assert work((f"piqa@{'0' * 40}",), 50) == work(("piqa",), 50)
 
 
-def test_seconds_are_those_of_requests_and_tokens() -> None:
-    assert TaskWork(10, 100, 20).seconds(0.5, 0.01, 0.1) == 5 + 1 + 2
+def test_seconds_are_those_of_tokens_read_and_written() -> None:
+    assert TaskWork(10, 100, 20).seconds(0.01, 0.1) == 1 + 2
+
+
+def test_transformers_writes_only_a_few_texts() -> None:
+    few, piqa = work(("gsm8k_cot",), WRITTEN_TWICE), work(("piqa",), 100)
+    found = by_transformers(("piqa", "gsm8k_cot"), 100)
+    assert found == TaskWork(few.requests + piqa.requests, few.read + piqa.read, few.written)

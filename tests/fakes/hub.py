@@ -46,6 +46,7 @@ class Hub:
 class Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body in one piece, else each answer waits for an acknowledgement
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""

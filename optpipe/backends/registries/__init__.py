@@ -21,7 +21,7 @@ from optpipe.errors import InputError, PublishFailed, did_you_mean
 from optpipe.proofs import Notary
 
 Settings = Folder | Oci | Mlflow | S3 | HuggingFace
-SCHEMES = ("oci", "oci+http", "mlflow+http", "mlflow+https", "s3", "hf")
+SCHEMES = ("oci", "oci+http", "mlflow+http", "mlflow+https", "s3", "s3+http", "s3+https", "hf")
 
 
 def connect(
@@ -37,7 +37,10 @@ def at(where: str, *, notary: Notary | None = None, progress: Progress | None = 
 
 
 def settings_of(where: str) -> Settings:
-    """What a folder or a URL says: `oci://host/path`, `mlflow+https://host`, `s3://bucket/prefix`, `hf://owner`."""
+    """What a folder or a URL says: `oci://host/path`, `mlflow+https://host`, `s3://bucket/prefix`, `hf://owner`.
+
+    `s3+https://host/bucket/prefix` is a server that is not Amazon's.
+    """
     if "://" not in where:
         return Folder(path=where)
     parts = urlsplit(where)
@@ -52,6 +55,9 @@ def settings_of(where: str) -> Settings:
             return Mlflow(uri=where.removeprefix("mlflow+"))
         case "s3":
             return S3(bucket=parts.netloc, prefix=parts.path.strip("/"))
+        case "s3+http" | "s3+https":
+            bucket, _, prefix = parts.path.strip("/").partition("/")
+            return S3(bucket=bucket, prefix=prefix, endpoint=f"{parts.scheme.removeprefix('s3+')}://{parts.netloc}")
         case "hf":
             return HuggingFace(owner=parts.netloc)
     raise InputError(f"{where!r} is no registry that is known here", place="registry",

@@ -131,7 +131,7 @@ class HuggingFaceStorage(Storage):
         return b"".join(self._stream(name, head, path)) if path in there else None
 
     def put_signature(self, name: str, digest: str, signature: bytes) -> None:
-        self._write(name, _signature(digest), signature, f"Signature of {digest}")
+        self._write(name, _signature(digest), signature, f"Signature of {digest}", over=True)
 
     # ------------------------------------------------------------ aliases
 
@@ -181,13 +181,13 @@ class HuggingFaceStorage(Storage):
             tree = list(self._api.list_repo_tree(self._repo(name), recursive=True, revision=head))
         return head, [one.path for one in tree if getattr(one, "size", None) is not None]
 
-    def _write(self, name: str, path: str, data: bytes, message: str) -> bool:
-        """One small file into main; False where one of this name came first."""
+    def _write(self, name: str, path: str, data: bytes, message: str, over: bool = False) -> bool:
+        """One small file into main; False where one of this name came first and is not to be written `over`."""
         from huggingface_hub import CommitOperationAdd
 
         for _ in range(TRIES):
             head, there = self._head(name)
-            if path in there:
+            if path in there and not over:
                 return False
             if self._change(name, [CommitOperationAdd(path_in_repo=path, path_or_fileobj=data)], head, message):
                 return True

@@ -126,7 +126,8 @@ class OciStorage(Storage):
         self._artifact(name, _tag(digest), ARTIFACT, (CONFIG, canonical(config)), layers)
 
     def signature(self, name: str, digest: str) -> bytes | None:
-        return self._content(name, f"{_tag(digest)}.model.sig")
+        self._kept.pop((name, tag := f"{_tag(digest)}.model.sig"), None)  # unlike a move, it may be written anew
+        return self._content(name, tag)
 
     def put_signature(self, name: str, digest: str, signature: bytes) -> None:
         self._document(name, f"{_tag(digest)}.model.sig", SIGNATURE, signature)

@@ -59,7 +59,8 @@ class S3Storage(Storage):
 
     def __init__(self, settings: S3) -> None:
         self._bucket, self._prefix, self._endpoint = settings.bucket, settings.prefix.strip("/"), settings.endpoint
-        self.where = f"s3://{'/'.join(filter(None, (self._bucket, self._prefix)))}"
+        server = f"s3+{self._endpoint}/" if self._endpoint else "s3://"
+        self.where = server + "/".join(filter(None, (self._bucket, self._prefix)))
 
     @functools.cached_property
     def _client(self) -> Any:

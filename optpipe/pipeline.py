@@ -37,7 +37,7 @@ from optpipe.stages.tune import tune
 
 def build(run: Run, recipe: Recipe) -> Outcome:
     """A recipe through the whole line; records are in the run's folder from when its inputs are known to be right."""
-    facts = inspect(recipe, run.recipe_folder, run.talk.say)
+    facts = inspect(recipe, run.recipe_folder, run.talk.say, run.folder.registry)
     plan = plan_(recipe, facts, run.hardware)
     require_feasible(plan)
     require_room(plan, run.folder.artifacts, serving.toolchains(recipe, run.hardware), recipe.toolchains)

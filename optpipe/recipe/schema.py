@@ -53,7 +53,8 @@ class Model(Part):
     """The base model."""
 
     source: str
-    """`hf:owner/name@revision`, a local folder, a `.gguf` file, `wheel:NAME==VERSION/member`."""
+    """`hf:owner/name@revision`, a local folder, a `.gguf` file, `wheel:NAME==VERSION/member`, or a published
+    version: `registry:name@alias`, `registry:oci://host/path/name@alias`, the same with the other registries' URLs."""
     trust_remote_code: bool = False
     """Run the model's own code; only with a source pinned by commit."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.backends.registries.publishing import puller
 from optpipe.errors import InputError, InputProblems
 from optpipe.model import sources, texts
 from optpipe.model.audit import audit, audit_notes
@@ -78,7 +79,9 @@ def check_local_texts(recipe: Recipe, recipe_folder: Path, say: sources.Say) -> 
 def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     """Fetch, convert where it is a GGUF file, audit; InputProblems names every fault at once."""
     source = sources.parse(recipe.model.source, run.recipe_folder)
-    fetched = sources.fetch(source, optpipe_home(), run.talk.say, trust_remote_code=recipe.model.trust_remote_code)
+    pull = puller(run.folder.registry, run.talk.say)
+    trusted = recipe.model.trust_remote_code
+    fetched = sources.fetch(source, optpipe_home(), run.talk.say, pull=pull, trust_remote_code=trusted)
     path, digest, job, seconds, peak = fetched.path, fetched.digest, None, 0.0, 0
     if fetched.gguf:
         inputs = {"gguf": Artifact(path, digest)}

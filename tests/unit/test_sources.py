@@ -37,6 +37,7 @@ def test_each_form_is_a_source_of_its_own_and_prints_as_it_was_written(tmp_path:
         "hf:gpt2@v1.0": Hub("gpt2", "v1.0"),
         "registry:smollm2@champion": RegistryRef("smollm2", "champion"),
         f"registry:smollm2@sha256:{'a' * 64}": RegistryRef("smollm2", f"sha256:{'a' * 64}"),
+        "registry:oci://host:5000/models/smollm2@champion": RegistryRef("smollm2", "champion", "oci://host:5000/models"),
         str(tmp_path / "model"): Folder(tmp_path / "model"),
         str(tmp_path / "m.gguf"): GgufFile(tmp_path / "m.gguf"),
     }
@@ -136,12 +137,12 @@ def test_a_registry_reference_is_followed_by_who_knows_the_registries(tmp_path: 
     model = tiny_llama(tmp_path / "model")
     asked = []
 
-    def pull(reference: RegistryRef, folder: Path) -> Path:
-        asked.append((reference, folder))
+    def pull(reference: RegistryRef) -> Path:
+        asked.append(reference)
         return model
 
     found = fetch(RegistryRef("tiny", "champion"), tmp_path / "home", silent, pull=pull)
-    assert asked == [(RegistryRef("tiny", "champion"), tmp_path / "home" / "pulled")]
+    assert asked == [RegistryRef("tiny", "champion")]
     assert (found.kind, found.path, found.revision) == ("registry", model, "champion")
     with pytest.raises(InputError, match="cannot be followed here"):
         fetch(RegistryRef("tiny", "champion"), tmp_path / "home", silent)

@@ -1,4 +1,4 @@
-"""What a folder holds that can be published: a bundle, or a run with one."""
+"""Bundles on their way in and out: what a folder holds to publish, and a published version as a source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 from optpipe import bundle as bundles
+from optpipe.backends import registries
 from optpipe.errors import InputError
+from optpipe.model import sources
+from optpipe.proofs import Notary
 from optpipe.records import Bundle
 
 
@@ -22,3 +25,13 @@ def packaged(path: Path, name: str | None = None) -> Bundle:
     if not name:
         raise InputError("says no name", place=str(folder), hint="give one with --name")
     return Bundle(name, folder, manifest.digest, str(known.get("model_digest", "")), manifest.bytes)
+
+
+def puller(default: Path, say: sources.Say) -> sources.Pull:
+    """Brings `registry:` sources here; `default` is the folder registry where they name none."""
+
+    def pull(wanted: sources.RegistryRef) -> Path:
+        registry = registries.at(wanted.registry or str(default), notary=Notary(say))
+        return registry.local(registry.resolve(f"{wanted.name}@{wanted.reference}"))
+
+    return pull

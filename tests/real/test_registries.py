@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,11 +114,13 @@ class ServerFaults(Faults):
         publish(connect(), small(tmp_path / "old", name, "old"))
         for nth in (2, 9):
             bundle = small(tmp_path / f"new-{nth}", name, f"new {nth}")
-            through.proxy.cut(nth, "middle", server.restart)
+            again = threading.Event()
+            through.proxy.cut(nth, "middle", lambda again=again: (server.restart(), again.set()))
             try:
                 publish(through(), bundle)
             except OptpipeError as error:
                 assert error.exit_code == 6
+            assert again.wait(servers.READY_S)
             through.proxy.cut(0)
             demand_whole(connect(), name)
             publish(through(), bundle)

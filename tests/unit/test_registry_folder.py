@@ -342,3 +342,31 @@ def test_a_killed_publish_leaves_no_half_version_and_goes_on(registry: Registry,
     assert killed > 0
     assert set(registry.listing()["models"]["tiny"]["aliases"]) == {"latest", "champion"}
     assert len(registry.history("tiny")) == 2
+
+
+# ---------------------------------------------------------------- a version as a source
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_published_version_is_a_source(
+    tmp_path: Path, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optpipe.backends.registries.publishing import puller
+    from optpipe.model import sources
+    from optpipe.proofs import Notary
+
+    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
+    bundle, registry = make(tmp_path, "a"), at(str(tmp_path / "registry"), notary=Notary(print))
+    ship(registry, bundle, "champion")
+    named = f"{registry.where}/tiny" if elsewhere else "tiny"
+    default = tmp_path / "none" if elsewhere else Path(registry.where)
+    source = sources.parse(f"registry:{named}@champion")
+    fetched = sources.fetch(source, tmp_path / "home", print, pull=puller(default, print))
+    assert bundles.verify(fetched.path, bundle.digest) == ()
+
+
+def test_what_names_no_registry_is_refused_with_what_is_known() -> None:
+    for where, told in {"ocy://host": "did you mean 'oci'", "oci://user:secret@host/x": "environment"}.items():
+        with pytest.raises(InputError) as error:
+            at(where)
+        assert told in str(error.value) and "secret" not in str(error.value)

@@ -43,12 +43,6 @@ CASES: dict[str, tuple[str, str, Json]] = {
     "autogptq_one_pass": (
         "quantize-autogptq", "legacy", {"library": "autogptq", **GPTQ, "true_sequential": False},
     ),
-    "llmcompressor_in_order": (
-        "quantize", "quantize", {**GPTQ, "symmetric": True, "activation_order": False},
-    ),
-    "gptqmodel_in_order": (
-        "quantize-gptqmodel", "gptqmodel", {"library": "gptqmodel", **GPTQ, "activation_order": False},
-    ),
 }  # fmt: skip
 """(kind of job, toolchain, scheme) by name."""
 
@@ -58,9 +52,6 @@ PAIRS = (
     ("gptqmodel", "autogptq"),
     ("autogptq", "autogptq_one_pass"),
     ("autogptq_one_pass", "llmcompressor"),
-    ("llmcompressor_in_order", "llmcompressor"),
-    ("gptqmodel_in_order", "gptqmodel"),
-    ("gptqmodel_in_order", "llmcompressor_in_order"),
 )
 
 

@@ -59,7 +59,12 @@ def verdicts(result: Json) -> str:
     )
 
 
-SENTENCES: dict[str, Callable[[Json], str]] = {"by_hand": by_hand, "tuner": tuner, "verdicts": verdicts, "gptq_libraries": tables}
+SENTENCES: dict[str, Callable[[Json], str]] = {
+    "by_hand": by_hand,
+    "tuner": tuner,
+    "verdicts": verdicts,
+    "gptq_libraries": tables,
+}
 
 
 def filled(text: str) -> str:

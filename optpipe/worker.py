@@ -27,6 +27,8 @@ BODIES = {
     "quantize": "optpipe.backends.quantizers.llmcompressor",
     "quantize-gptqmodel": "optpipe.backends.quantizers.gptqmodel",
     "quantize-modelopt": "optpipe.backends.quantizers.modelopt",
+    "quantize-autogptq": "optpipe.backends.quantizers.autogptq",
+    "quantize-autoawq": "optpipe.backends.quantizers.autoawq",
     "compile-onnxruntime": "optpipe.backends.compilers.onnxruntime",
     "score-onnxruntime": "optpipe.backends.evaluators.score_onnx",
     "score": "optpipe.backends.evaluators.score",

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from optpipe.backends import engines, registries
 from optpipe.backends.evaluators.command import Command
 from optpipe.backends.loads.load import Load, Slo
-from optpipe.backends.quantizers import gptqmodel, llmcompressor_schemes, modelopt
+from optpipe.backends.quantizers import autoawq, autogptq, gptqmodel, llmcompressor_schemes, modelopt
 from optpipe.backends.quantizers.libraries import DEFAULT
 from optpipe.gates import GateSettings
 from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
@@ -33,7 +33,9 @@ def library(block: Any) -> str:
 Scheme = Annotated[
     Annotated[llmcompressor_schemes.Scheme, Field(discriminator="method"), Tag("llmcompressor")]
     | Annotated[gptqmodel.Scheme, Tag("gptqmodel")]
-    | Annotated[modelopt.Scheme, Field(discriminator="method"), Tag("modelopt")],
+    | Annotated[modelopt.Scheme, Field(discriminator="method"), Tag("modelopt")]
+    | Annotated[autogptq.Scheme, Tag("autogptq")]
+    | Annotated[autoawq.Scheme, Tag("autoawq")],
     Discriminator(library),
 ]
 """One line for each library, with its tag; its methods are told apart by `method`."""

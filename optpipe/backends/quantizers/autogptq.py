@@ -108,7 +108,8 @@ def quantize(model: Any, scheme: Scheme, rows: Any, work: Work) -> None:
             whole.quantize(samples, batch_size=1)
         except torch.linalg.LinAlgError as error:
             hint = f"dampening: {min(0.9, 10 * scheme.dampening):g}, or more calibration text"
-            raise Failure(f"a Hessian is not positive definite at dampening {scheme.dampening}: {error}", hint=hint) from error
+            text = f"a Hessian is not positive definite at dampening {scheme.dampening}: {error}"
+            raise Failure(text, hint=hint) from error
 
 
 def quantization(scheme: Scheme) -> Json:

@@ -1,7 +1,7 @@
-"""The old environment that auto-gptq and autoawq need: how a base is read there, watched and saved. Imports torch lazily.
+"""The old environment that auto-gptq and autoawq need: how a base is read there, watched and saved.
 
-transformers 4 reads a configuration of transformers 5 without a word and takes defaults for what it does not
-find (rope_theta 10000): what has moved is put back to its old place, and looked at again once read.
+Imports torch lazily. transformers 4 reads a configuration of transformers 5 without a word and takes defaults for
+what it does not find (rope_theta 10000): what has moved is put back to its old place, and looked at once read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def rope(config: Json) -> Json:
     if not parameters:
         return {}
     if any(isinstance(value, dict) for value in parameters.values()):
-        raise Failure(f"rope_parameters differ by layer type ({', '.join(parameters)}), which transformers 4 can't read")
+        kinds = ", ".join(parameters)
+        raise Failure(f"rope_parameters differ by layer type ({kinds}), which transformers 4 can't read")
     found = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
     scaling = {key: value for key, value in parameters.items() if key not in found}
     return found | ({} if scaling.get("rope_type", "default") == "default" else {"rope_scaling": scaling})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from optpipe.backends.quantizers import gptqmodel, llmcompressor, modelopt
+from optpipe.backends.quantizers import autoawq, autogptq, gptqmodel, llmcompressor, modelopt
 from optpipe.errors import Problem
 
 DEFAULT = "llmcompressor"
@@ -33,4 +33,6 @@ LIBRARIES: dict[str, Library] = {
     "llmcompressor": llmcompressor,
     "gptqmodel": gptqmodel,
     "modelopt": modelopt,
+    "autogptq": autogptq,
+    "autoawq": autoawq,
 }

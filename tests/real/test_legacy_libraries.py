@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optpipe.backends.engines import vllm
@@ -19,7 +20,7 @@ from optpipe.model.memory import bits_per_weight, measured_bits_per_weight
 from optpipe.records import Artifact, Job
 from tests.models import edit_json
 from tests.real.bodies import inside, run_body
-from tests.real.planted import config_of
+from tests.real.planted import config_of, tensors_of
 from tests.real.test_engine_vllm_real import CPU, executor
 
 pytestmark = pytest.mark.real
@@ -172,6 +173,35 @@ def test_rope_that_transformers_4_cannot_say_is_refused(cut3: Path, tokens: Path
     inputs = {"model": base, "tokens": tokens}
     record = run_body("quantize-autogptq", tmp_path / "job", inputs, options, toolchain="legacy")
     assert "differ by layer type" in record["failure"]["message"]
+
+
+TINY = """
+import sys, torch
+from transformers import AutoConfig, AutoModelForCausalLM
+sizes = dict(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+more = dict(num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=False)
+torch.manual_seed(0)
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model(sys.argv[1], **sizes, **more))
+for name, parameter in model.named_parameters():
+    if name.endswith("bias"):
+        parameter.data.normal_()
+model.to(torch.bfloat16).save_pretrained(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_the_other_families_are_quantized_with_their_biases(family: str, library: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    assert inside("legacy", "-c", TINY, family, str(base)).returncode == 0
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(1).integers(3, 250, (4, 32)).astype("int32"))
+    options = LIBRARIES[library][0] | {"group_size": 32}
+    inputs = {"model": base, "tokens": tmp_path}
+    record = run_body(f"quantize-{library}", tmp_path / "job", inputs, options, toolchain="legacy")
+    assert record["count"] == 14, record
+    biases = {name for name in tensors_of(base) if name.endswith("bias")}
+    assert len(biases) == (6 if family == "qwen2" else 0)
+    assert {name for name in tensors_of(tmp_path / "job" / "files") if name.endswith("bias")} == biases
 
 
 ROWS_LEFT_OUT = """

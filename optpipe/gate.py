@@ -133,13 +133,13 @@ def opened(path: Path, recipe: Recipe) -> Iterator[Run]:
 def challenger(run: Run, recipe: Recipe, mine: Side, package: Path, loss_pct: float) -> Challenger:
     """The run's winner as it was packaged, with the engine configuration that was confirmed."""
     row, digest = mine.row, digest_file(package / MANIFEST)
-    assert row.plan is not None and row.checkpoint is not None and row.compiled is not None, "a winner went the line"
-    checkpoint = replace(row.checkpoint, path=package)
-    entry = Entry(row.plan, checkpoint=checkpoint, compiled=replace(row.compiled, path=package), tuning=row.tuning)
+    assert row.plan and row.checkpoint and row.compiled, "a winner was planned and made"
+    checkpoint, compiled = replace(row.checkpoint, path=package), replace(row.compiled, path=package)
+    entry = Entry(row.plan, checkpoint=checkpoint, compiled=compiled, tuning=row.tuning)
     base = next(found for found in mine.data.checkpoints if found.scheme is None)
     spec = serving.spec_of(run, recipe, entry, entry.settings)
     tasks = row.evaluation.tasks if row.evaluation else ()
-    return Challenger(digest, checkpoint, base.model_digest, spec, loss_pct, tasks)
+    return Challenger(digest, entry.scored, base.model_digest, spec, loss_pct, tasks)
 
 
 # ---------------------------------------------------------------- from records

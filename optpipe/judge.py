@@ -147,6 +147,24 @@ def coverage_check(asked: int, left: Sequence[str]) -> Check:
     return Check("coverage", "rejected", reason, float(len(left)), 0.0)
 
 
+COMPILED_TOLERANCE_PCT = 1.0
+"""A compiled artifact's perplexity against its checkpoint's, where the target asks for no other numbers."""
+
+
+def compiled_check(text: str, change: Measured, changes: str | None) -> Check:
+    """Whether compiling left the numbers alone; where the target asks for other ones, that is the reason."""
+    name, limit = f"compiled on {text}", COMPILED_TOLERANCE_PCT
+    found = f"perplexity on {text} is {change.value:+.2f} % from its checkpoint's by transformers ({change.n} units)"
+    if not math.isfinite(change.value):
+        return Check(name, "failed", f"{name}: {change.value} is no finite figure", None, limit)
+    if abs(change.value) <= limit:
+        return Check(name, "passed", f"{found}, within {limit:g} %", change.value, limit)
+    if changes:
+        return Check(name, "passed", f"{found}, as the target asks for: {changes}", change.value, limit)
+    reason = f"{found}: more than {limit:g} %, and the target asks for no other numbers"
+    return Check(name, "rejected", reason, change.value, limit)
+
+
 # ---------------------------------------------------------------- on the engine
 
 
@@ -157,8 +175,10 @@ def canary_check(record: Json) -> Check:
     return Check("canary", "passed" if ok else "rejected", reason)
 
 
-def parity_check(record: Json, base: Json | None, gates: Gates) -> tuple[Check, Check]:
-    """Engine against transformers on the same ids, measured by the base's own disagreement there.
+def parity_check(
+    record: Json, base: Json | None, gates: Gates, against: str = "transformers"
+) -> tuple[Check, Check]:
+    """Engine against transformers (or what else scored it) on the same ids, by the base's own disagreement there.
 
     `base`: the base's parity record, None for the base itself: then only the ceilings hold. The limit is
     factor * base, not under the floor (a perfect base must not fail everybody) and not over the ceiling.
@@ -167,20 +187,22 @@ def parity_check(record: Json, base: Json | None, gates: Gates) -> tuple[Check, 
         ("mean", "mean_abs", gates.parity_mean_floor, gates.parity_mean_ceiling),
         ("P99", "p99_abs", gates.parity_p99_floor, gates.parity_p99_ceiling),
     )
-    mean, p99 = (parity_part(record, base, gates.parity_factor, part) for part in parts)
+    mean, p99 = (parity_part(record, base, gates.parity_factor, part, against) for part in parts)
     return mean, p99
 
 
-def parity_part(record: Json, base: Json | None, factor: float, part: tuple[str, str, float, float]) -> Check:
+def parity_part(
+    record: Json, base: Json | None, factor: float, part: tuple[str, str, float, float], reference: str
+) -> Check:
     word, key, floor, ceiling = part
     name, value = f"parity {word}", record.get(key)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return Check(name, "failed", f"{word} difference between engine and transformers is {value}")
+        return Check(name, "failed", f"{word} difference between engine and {reference} is {value}")
     limit = ceiling if base is None else min(ceiling, max(floor, factor * float(base[key])))
     ok = value <= limit
     against = "" if base is None else f" (base {base[key]:.3g})"
     reason = (
-        f"engine and transformers {'agree' if ok else 'disagree'} on {record.get('n_tokens', '?')} tokens: "
+        f"engine and {reference} {'agree' if ok else 'disagree'} on {record.get('n_tokens', '?')} tokens: "
         f"{word} |difference| {value:.3g} nats{against}, limit {limit:.3g}"
     )
     return Check(name, "passed" if ok else "rejected", reason, float(value), limit)

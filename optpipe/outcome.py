@@ -22,11 +22,17 @@ from optpipe.records import (
     ModelFacts,
     Plan,
     Published,
+    Scored,
     Selection,
     Serving,
     Status,
     Tuning,
 )
+
+
+def reference_of(scored: Scored) -> str:
+    """What scored a model, in words."""
+    return "the compiled artifact's own scores" if isinstance(scored, Compiled) else "transformers"
 
 
 @dataclass
@@ -82,6 +88,24 @@ class Entry:
         """What is served and shipped; its files may have been dropped from the cache."""
         assert self.compiled is not None, "only what went through compile is served"
         return self.compiled.artifact
+
+    @property
+    def scored(self) -> Scored:
+        """What its quality is measured on: the compiled artifact where its engine can score it."""
+        assert self.checkpoint is not None, "only a candidate with a checkpoint is scored"
+        return self.compiled if self.compiled and self.compiled.score else self.checkpoint
+
+    @property
+    def reference(self) -> str:
+        """What the engine is compared with, in words."""
+        return reference_of(self.scored)
+
+    @property
+    def bits(self) -> Json | None:
+        """What the gates go by: the checkpoint's scheme, or the bits that the compiler itself quantized to."""
+        if self.candidate.scheme is None and self.compiled and self.compiled.bits:
+            return {"method": "compiled", "bits": self.compiled.bits}
+        return self.candidate.scheme
 
     @property
     def bytes(self) -> int:

@@ -64,7 +64,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
                 return
             entry.checkpoint = quantize(run, recipe, facts, base, calibrated, entry.candidate)
             entry.compiled = compile_(run, recipe, entry.candidate, entry.checkpoint)
-            entry.evaluation = on_checkpoint(scorer, entry.planned, entry.checkpoint)
+            entry.evaluation = on_checkpoint(scorer, entry)
             if not entry.passed:
                 return
             reference = out.base_of(entry)

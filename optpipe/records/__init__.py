@@ -3,7 +3,7 @@
 A record goes to disk with `to_json` and comes back with `from_json`; unknown keys are an error.
 """
 
-from optpipe.records.compiled import Compiled, Compiling, bound_to, foreign
+from optpipe.records.compiled import Compiled, Compiling, Scored, bound_to, foreign
 from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
 from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
 from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
@@ -55,6 +55,7 @@ __all__ = [
     "Published",
     "Rank",
     "Refusal",
+    "Scored",
     "Selection",
     "Serving",
     "SourceKind",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from optpipe.records.facts import Hardware
 from optpipe.records.jobs import Artifact
+from optpipe.records.results import Checkpoint
 from optpipe.records.serialize import Json
 
 
@@ -16,7 +17,8 @@ class Compiling:
     options, the largest sizes that the result serves, and in words what happens.
 
     `score`: the kind of job that scores the built artifact itself; None where transformers' scores of its
-    checkpoint stand for it, and the engine is compared with them.
+    checkpoint stand for it, and the engine is compared with them. `changes`: why the numbers are not the
+    checkpoint's, where the target asks for other ones; `bits` of the weights where it quantizes them itself.
     """
 
     how: str
@@ -24,6 +26,8 @@ class Compiling:
     options: Json = field(default_factory=dict)
     limits: Json = field(default_factory=dict)
     score: str | None = None
+    changes: str | None = None
+    bits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,10 @@ class Compiled:
     path: Path
     digest: str
     bytes: int
-    model_digest: str
-    """The checkpoint that it was made from."""
+    toolchain: str
+    """What compiled it, serves it and scores it."""
+    made_from: str
+    """The digest of its checkpoint."""
     bound_to: Json
     """What it runs on and nowhere else: engine, version, processor or GPU and driver; {} where nothing is built."""
     limits: Json = field(default_factory=dict)
@@ -48,13 +54,32 @@ class Compiled:
     seconds: float = 0.0
     peak_memory_bytes: int = 0
     job: str | None = None
+    score: str | None = None
+    """The kind of job that scores it, where that is not done on its checkpoint."""
+    changes: str | None = None
+    """Why its numbers are not its checkpoint's, where the target asks for that."""
+    bits: float | None = None
+    """Of its weights, where the compiler itself quantized them."""
     details: Json = field(default_factory=dict)
     """What the compiler says of its work, e.g. the kinds of nodes in a graph."""
+
+    @property
+    def name(self) -> str:
+        return self.candidate
+
+    @property
+    def model_digest(self) -> str:
+        """Of what is served."""
+        return self.digest
 
     @property
     def artifact(self) -> Artifact:
         """What the engine is given."""
         return Artifact(self.path, self.digest)
+
+
+Scored = Checkpoint | Compiled
+"""What quality is measured on: a checkpoint by transformers, a compiled artifact by its own engine's library."""
 
 
 def bound_to(engine: str, version: str, hardware: Hardware) -> Json:

@@ -61,4 +61,4 @@ def challenger(run: Run, recipe: Recipe, out: Outcome) -> Challenger:
     assert winner is not None and winner.checkpoint is not None, "only a winner is packaged"
     tasks = winner.evaluation.tasks if winner.evaluation else ()
     spec = serving.spec_of(run, recipe, winner, winner.settings)
-    return Challenger(out.packaged.digest, winner.checkpoint, out.base.model_digest, spec, tasks=tasks)
+    return Challenger(out.packaged.digest, winner.scored, out.base.model_digest, spec, tasks=tasks)

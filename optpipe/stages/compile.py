@@ -24,7 +24,7 @@ def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpo
     toolchain = engine.toolchain(run.hardware)
     version = engines.version(engine, run.toolchains(toolchain).versions)
     if wanted.kind is None:
-        made = as_it_is(candidate, target.engine, version, wanted, checkpoint)
+        made = as_it_is(candidate, (target.engine, version, toolchain), wanted, checkpoint)
     else:
         job = compile_job(run, recipe, candidate, wanted, checkpoint, toolchain)
         done = run.executor.run(job)
@@ -37,10 +37,14 @@ def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpo
             path=done.files.path,
             digest=done.files.digest,
             bytes=run.folder.store.derived(done.key, "bytes", lambda files: sized(run, done))["bytes"],
-            model_digest=checkpoint.model_digest,
+            toolchain=toolchain,
+            made_from=checkpoint.model_digest,
             bound_to=bound_to(target.engine, version, run.hardware),
-            limits=wanted.limits,
+            limits={**done.record.get("limits", {}), **wanted.limits},
             options=wanted.options,
+            score=wanted.score,
+            changes=wanted.changes,
+            bits=wanted.bits,
             seconds=done.seconds,
             peak_memory_bytes=done.peak_memory_bytes,
             job=done.key,
@@ -53,8 +57,11 @@ def sized(run: Run, done: JobResult) -> Json:
     return {"bytes": folder_bytes(run.executor.present(done.files).path)}
 
 
-def as_it_is(candidate: Candidate, engine: str, version: str, wanted: Compiling, checkpoint: Checkpoint) -> Compiled:
-    """The record of a target that builds nothing."""
+def as_it_is(
+    candidate: Candidate, by: tuple[str, str, str], wanted: Compiling, checkpoint: Checkpoint
+) -> Compiled:
+    """The record of a target that builds nothing. `by`: engine, its version, its toolchain."""
+    engine, version, toolchain = by
     return Compiled(
         candidate=candidate.name,
         engine=engine,
@@ -64,7 +71,8 @@ def as_it_is(candidate: Candidate, engine: str, version: str, wanted: Compiling,
         path=checkpoint.path,
         digest=checkpoint.model_digest,
         bytes=checkpoint.bytes,
-        model_digest=checkpoint.model_digest,
+        toolchain=toolchain,
+        made_from=checkpoint.model_digest,
         bound_to={},
         limits=wanted.limits,
         options=wanted.options,

@@ -29,7 +29,7 @@ def confirm(
     `reference`: the base's evaluation, None where the base itself is confirmed.
     """
     canary, parity = checks_on
-    limits = gates.for_scheme(recipe.gates, entry.candidate.scheme)
+    limits = gates.for_scheme(recipe.gates, entry.bits)
     checks: list[Check] = []
     jobs: list[str] = []
     config: Json = {}
@@ -43,8 +43,8 @@ def confirm(
             perplexity = agreement.record["perplexity"]
             checks = [
                 judge.canary_check(answers.record),
-                *judge.parity_check(agreement.record, known, limits),
-                perplexity_check(agreement.record),
+                *judge.parity_check(agreement.record, known, limits, entry.reference),
+                perplexity_check(agreement.record, entry.reference),
             ]
             jobs = [answers.key, agreement.key]
             if judge.combine(checks) == "passed":
@@ -62,13 +62,13 @@ def confirm(
     )
 
 
-def perplexity_check(record: Json) -> Check:
+def perplexity_check(record: Json, reference: str = "transformers") -> Check:
     """The perplexity that the engine gives on a fixed sample, and whether it is the reference's."""
     value, expected = record["perplexity"], record["reference_perplexity"]
     off = 100 * abs(value / expected - 1)
     status = "passed" if off <= PERPLEXITY_TOLERANCE_PCT else "rejected"
     reason = (
-        f"perplexity as served {value:.4g}, by transformers {expected:.4g} on {record['n_tokens']} tokens: "
+        f"perplexity as served {value:.4g}, by {reference} {expected:.4g} on {record['n_tokens']} tokens: "
         f"{off:.2f} % apart, {PERPLEXITY_TOLERANCE_PCT:g} % allowed"
     )
     return Check("perplexity as served", status, reason, value, expected)  # type: ignore[arg-type]

@@ -9,18 +9,19 @@ from optpipe import gates, judge, stats
 from optpipe.backends.evaluators.canary import PROMPTS
 from optpipe.backends.executors.local import EngineSession
 from optpipe.model.texts import check_rows
-from optpipe.outcome import Entry
+from optpipe.outcome import Entry, reference_of
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
     Artifact,
-    CandidatePlan,
     Check,
     Checkpoint,
+    Compiled,
     Evaluation,
     Job,
     JobResult,
     Json,
     Needs,
+    Scored,
     TextQuality,
 )
 from optpipe.run import Run
@@ -35,7 +36,7 @@ Pair = tuple[str, list[Json], list[Json], tuple[str, str]]
 class Scorer:
     """Scores models on the recipe's texts, round by round; the base's logits are computed once for all."""
 
-    def __init__(self, run: Run, recipe: Recipe, base: Checkpoint, texts: Mapping[str, Artifact]) -> None:
+    def __init__(self, run: Run, recipe: Recipe, base: Scored, texts: Mapping[str, Artifact]) -> None:
         self.run, self.recipe, self.base, self.texts = run, recipe, base, texts
 
     def check_texts(self) -> None:
@@ -68,28 +69,30 @@ class Scorer:
             for count in sorted(set(counts.values()) - {0}, reverse=True)
         ]
 
-    def score(self, model: Checkpoint, texts: tuple[str, ...], first: int, rows: int) -> JobResult:
+    def score(self, model: Scored, texts: tuple[str, ...], first: int, rows: int) -> JobResult:
         """One job: `model` on the same units of each text; the base keeps its logits for the others."""
         inputs = {f"tokens.{text}": self.tokens(text, first, rows) for text in texts}
         is_base = model.model_digest == self.base.model_digest
-        if not is_base:
+        if not is_base and isinstance(self.base, Checkpoint):
             inputs["base"] = self.score(self.base, texts, first, rows).files
         return self.score_job(model, inputs, keep_logits=is_base)
 
-    def score_job(self, model: Checkpoint, inputs: Mapping[str, Artifact], keep_logits: bool = False) -> JobResult:
+    def score_job(self, model: Scored, inputs: Mapping[str, Artifact], keep_logits: bool = False) -> JobResult:
         """`model` on the tokens among `inputs`."""
-        options = {"dtype": "bfloat16", "keep_logits": keep_logits}
+        kind, toolchain, options = "score", "quantize", {"dtype": "bfloat16", "keep_logits": keep_logits}
+        if isinstance(model, Compiled) and model.score:
+            kind, toolchain, options = model.score, model.toolchain, {}
         needs = Needs(
             cpus=self.recipe.threads, gpus=min(1, self.run.hardware.gpus), memory_bytes=3 * model.bytes + (2 << 30)
         )
         texts = sorted(name.partition(".")[2] for name in inputs if name.startswith("tokens."))
         title, inputs = f"{model.name}: score {' and '.join(texts)}", {"model": model.artifact, **inputs}
         return self.run.executor.run(
-            Job("score", title, "quantize", options, inputs, needs=needs, threads=self.recipe.threads)
+            Job(kind, title, toolchain, options, inputs, needs=needs, threads=self.recipe.threads)
         )
 
     def pairs(
-        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+        self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int
     ) -> Iterator[Pair]:
         """Both models on units [first, first + rows) of each text, or as many of them as it has."""
         for together, units in self.shares(texts, first, rows):
@@ -100,7 +103,7 @@ class Scorer:
                 yield text, mine, theirs, (done[0].key, done[1].key)
 
     def pieces(
-        self, one: Checkpoint, other: Checkpoint, texts: tuple[str, ...], first: int, rows: int
+        self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int
     ) -> Iterator[tuple[str, list[Json], list[Json], list[int]]]:
         """Both models, each with its own tokenizer, on the same pieces of each text, and the pieces' bytes."""
         size = BYTES_PER_TOKEN * self.recipe.scoring.unit_tokens
@@ -148,21 +151,23 @@ class Tally:
         self.checks = judge.text_checks(self.figures, limits)
 
 
-def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint) -> Evaluation:
-    """Artifact checks, then perplexity, divergence and agreement; measuring goes on where a verdict is open."""
-    limits = gates.for_scheme(scorer.recipe.gates, checkpoint.scheme)
-    checks = judge.artifact_checks(
-        checkpoint,
-        scorer.base.bytes,
-        planned.bits_per_weight.value,
-        limits,
-        checkpoint.details.get("not_finite", ()),
-    )
+def on_checkpoint(scorer: Scorer, entry: Entry) -> Evaluation:
+    """Artifact checks, then perplexity, divergence and agreement; measuring goes on where a verdict is open.
+
+    What was compiled and can be scored is scored itself, and once compared with its checkpoint.
+    """
+    checkpoint, limits = entry.checkpoint, gates.for_scheme(scorer.recipe.gates, entry.bits)
+    assert checkpoint is not None, "quantized first"
+    planned = entry.planned.bits_per_weight.value
+    not_finite = checkpoint.details.get("not_finite", ())
+    checks = judge.artifact_checks(checkpoint, scorer.base.bytes, planned, limits, not_finite)
     if checkpoint.scheme is not None:
         checks += (judge.coverage_check(checkpoint.details["asked"], checkpoint.details["left"]),)
-    name = planned.candidate.name
+    digest = entry.scored.model_digest
+    if judge.combine(checks) == "passed" and entry.scored is not checkpoint:
+        checks += compiled_checks(scorer, entry)
     if judge.combine(checks) != "passed":
-        return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, judge.combine(checks), checks, ()))
+        return recorded(scorer.run, Evaluation(entry.name, digest, judge.combine(checks), checks, ()))
     tallies = {text: Tally() for text in sorted(scorer.texts)}
     jobs: list[str] = []
     looks = scorer.rounds()
@@ -170,14 +175,24 @@ def on_checkpoint(scorer: Scorer, planned: CandidatePlan, checkpoint: Checkpoint
         undecided = tuple(text for text, tally in tallies.items() if judge.combine(tally.checks) in OPEN)
         if not undecided or any(judge.combine(tally.checks) == "rejected" for tally in tallies.values()):
             break
-        for text, base, mine, keys in scorer.pairs(scorer.base, checkpoint, undecided, first, rows):
+        for text, base, mine, keys in scorer.pairs(scorer.base, entry.scored, undecided, first, rows):
             sample = scorer.tokens(text, first, rows).digest
             tallies[text].add(text, (base, mine), sample, limits, len(looks))
             jobs += keys
     every = (*checks, *(check for tally in tallies.values() for check in tally.checks))
     figures = tuple(tally.figures for tally in tallies.values() if tally.figures)
     status, once = judge.combine(every), tuple(dict.fromkeys(jobs))
-    return recorded(scorer.run, Evaluation(name, checkpoint.model_digest, status, every, figures, once))
+    return recorded(scorer.run, Evaluation(entry.name, digest, status, every, figures, once))
+
+
+def compiled_checks(scorer: Scorer, entry: Entry) -> tuple[Check, ...]:
+    """Perplexity of the compiled artifact against its checkpoint's by transformers, on the first look's units."""
+    assert entry.checkpoint is not None and entry.compiled is not None
+    texts, (first, rows) = tuple(sorted(scorer.texts)), scorer.rounds()[0]
+    return tuple(
+        judge.compiled_check(text, stats.paired_change(theirs, mine, 1), entry.compiled.changes)
+        for text, theirs, mine, _ in scorer.pairs(entry.checkpoint, entry.compiled, texts, first, rows)
+    )
 
 
 def recorded(run: Run, evaluation: Evaluation) -> Evaluation:
@@ -194,14 +209,14 @@ def on_engine(scorer: Scorer, engine: EngineSession, entry: Entry, base: Evaluat
     `base`: the base's own evaluation on an engine, against which both are read; None for the base itself.
     """
     assert entry.evaluation is not None and entry.checkpoint is not None, "judged on its checkpoint first"
-    limits = gates.for_scheme(scorer.recipe.gates, entry.checkpoint.scheme)
+    limits = gates.for_scheme(scorer.recipe.gates, entry.bits)
     known = base.details if base else {}
     canary = engine.run(canary_job(scorer.recipe, entry.name, known.get("canary")))
     details, jobs = {"canary": canary.record}, [canary.key]
     checks = [judge.canary_check(canary.record)]
     if checks[0].status == "passed":
-        parity = engine.run(parity_job(scorer, entry.name, entry.checkpoint))
-        checks += judge.parity_check(parity.record, known.get("parity"), limits)
+        parity = engine.run(parity_job(scorer, entry.name, entry.scored))
+        checks += judge.parity_check(parity.record, known.get("parity"), limits, entry.reference)
         details["parity"] = parity.record
         jobs.append(parity.key)
     every = (*entry.evaluation.checks, *checks)
@@ -220,13 +235,13 @@ def shipping_checks(scorer: Scorer, entry: Entry, base: Evaluation | None) -> tu
     """Canary and agreement with transformers, to be run again on the configuration that ships."""
     assert entry.checkpoint is not None, "only a candidate with a checkpoint ships"
     canary = canary_job(scorer.recipe, entry.name, base.details.get("canary") if base else None)
-    return canary, parity_job(scorer, entry.name, entry.checkpoint)
+    return canary, parity_job(scorer, entry.name, entry.scored)
 
 
-def parity_job(scorer: Scorer, name: str, checkpoint: Checkpoint) -> Job:
-    """The engine against transformers on the first units of the first text, the same ids."""
+def parity_job(scorer: Scorer, name: str, model: Scored) -> Job:
+    """The engine against what scored the model, on the first units of the first text, the same ids."""
     text, first, rows = scorer.sample
-    score = scorer.score(checkpoint, tuple(sorted(scorer.texts)), first, rows)
+    score = scorer.score(model, tuple(sorted(scorer.texts)), first, rows)
     inputs = {"tokens": scorer.tokens(text, first, rows), "score": score.files}
     options = {"rows": scorer.recipe.scoring.parity_units}
-    return Job("parity", f"{name}: agreement with transformers", "core", options, inputs)
+    return Job("parity", f"{name}: agreement with {reference_of(model)}", "core", options, inputs)

@@ -20,7 +20,7 @@ from optpipe.backends.engines import ENGINES
 from optpipe.backends.engines.files import env_text, yaml_text
 from optpipe.errors import BackendFailed, InputError
 from optpipe.proofs import provenance
-from optpipe.records import Bundle, Checkpoint, Engine, Json, from_json, to_json
+from optpipe.records import Bundle, Checkpoint, Engine, Json, Scored, from_json, to_json
 from optpipe.report import sbom
 from optpipe.report.card import model_card
 from optpipe.report.data import ReportData, Row, layout, rows
@@ -28,7 +28,9 @@ from optpipe.report.markdown import markdown
 from optpipe.report.page import html
 from optpipe.rundir import LICENCES, LOCKS, RunFolder, digest_bytes, read_json, remove_tree, sync_folder, sync_tree
 
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
+WEIGHTS = (".safetensors", ".onnx")
+TOKENIZER = ("*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
+MODEL_FILES = ("*.safetensors", "*.onnx", "*.onnx.data", "*.json", *TOKENIZER)
 OWN_FILES = ("optpipe.json", sbom.FILE, provenance.FILE, *bundles.OUTSIDE)
 """What a base that was once a bundle holds and its successor writes anew."""
 SECRETS = ("api-key", "hf-token")
@@ -46,7 +48,7 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
     folder = run.path / f".package.{os.getpid()}"
     remove_tree(folder)
     try:
-        link_model(row.checkpoint, folder)
+        link_model(served(row).path, folder)
         model = bundles.list_files(folder).files
         copy_licences(run.path / LICENCES, folder)
         artifact = portable(describe(row, clean, engine, base), run.artifacts)
@@ -64,23 +66,29 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
         remove_tree(folder)
     sync_folder(run.path)
     target = run.path / "package"
-    return Bundle(data.name, target, manifest.digest, row.checkpoint.model_digest, manifest.bytes)
+    return Bundle(data.name, target, manifest.digest, served(row).model_digest, manifest.bytes)
 
 
 # ---------------------------------------------------------------- the model
 
 
-def link_model(checkpoint: Checkpoint, folder: Path) -> None:
+def served(row: Row) -> Scored:
+    """What ships: what was compiled, or the checkpoint."""
+    assert row.checkpoint is not None, f"{row.name} has no checkpoint"
+    return row.compiled if row.compiled and row.compiled.built else row.checkpoint
+
+
+def link_model(model: Path, folder: Path) -> None:
     """Weights, tokenizer and configuration; the model's own code only where its configuration names it."""
-    names = {path.name for path in checkpoint.path.iterdir() if path.is_file()}
+    names = {path.name for path in model.iterdir() if path.is_file()}
     ship = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES)}
-    if "auto_map" in _json(checkpoint.path / "config.json"):
+    if "auto_map" in _json(model / "config.json"):
         ship |= {name for name in names if name.endswith(".py")}
-    if not any(name.endswith(".safetensors") for name in ship):
-        raise BackendFailed("no .safetensors file to package", place=str(checkpoint.path), transient=False)
+    if not any(name.endswith(WEIGHTS) for name in ship):
+        raise BackendFailed(f"no {' or '.join(WEIGHTS)} file to package", place=str(model), transient=False)
     for name in sorted(ship - set(OWN_FILES)):
-        bundles.link_file(checkpoint.path / name, folder / name)
-    templates = checkpoint.path / "additional_chat_templates"
+        bundles.link_file(model / name, folder / name)
+    templates = model / "additional_chat_templates"
     for path in sorted(templates.glob("*.jinja")):
         bundles.link_file(path, folder / templates.name / path.name)
 
@@ -110,8 +118,8 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
         "version": 1,
         "name": data.name,
         "candidate": row.name,
-        "model_digest": row.checkpoint.model_digest,
-        "bytes": row.checkpoint.bytes,
+        "model_digest": served(row).model_digest,
+        "bytes": served(row).bytes,
         "bits_per_weight": row.checkpoint.bits_per_weight,
         "method": (row.checkpoint.scheme or {}).get("method"),
         "scheme": row.checkpoint.scheme,
@@ -124,6 +132,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
             "digest": base.model_digest,
             "notes": data.facts.notes,
         },
+        "compiled": compiled(row),
         "target": {"engine": engine.name, "version": engine.version, "environment": engine.environment},
         "requirements": {
             "platform": "cuda" if data.hardware.gpus else "cpu",
@@ -185,6 +194,15 @@ def materials(data: ReportData, artifact: Json, locks: dict[str, str]) -> list[p
         digest = digest_bytes(lock.encode()) if lock else used["fingerprint"]
         found.append(provenance.Material(f"toolchain {name}", digest, None, {"installed": used["fingerprint"]}))
     return found
+
+
+def compiled(row: Row) -> Json | None:
+    """What was built for the engine, and what it is bound to; null where the checkpoint itself is served."""
+    found = row.compiled
+    if found is None or not found.built:
+        return None
+    keys = ("engine", "engine_version", "how", "bound_to", "limits", "options", "score", "toolchain", "made_from")
+    return {key: getattr(found, key) for key in keys}
 
 
 def quantization(checkpoint: Path) -> Json:

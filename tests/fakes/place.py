@@ -85,11 +85,17 @@ class Place:
             folder.mkdir(parents=True)
         tiny_llama(root / "model")
         write_text(root / "text.jsonl")
-        python = root / "bin" / "python"
-        program = ROOT / "tests" / "fakes" / "toolchain.py"
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
-        python.chmod(0o755)
+        place.python("python")
+        place.python("onnxruntime", FAKE_ONNXRUNTIME_VERSION="0.18.0")
         return place
+
+    def python(self, name: str, **variables: str) -> None:
+        """What stands for a toolchain's python, with variables of its own."""
+        program = self.root / "bin" / name
+        own = "".join(f"export {key}={value}\n" for key, value in variables.items())
+        main = ROOT / "tests" / "fakes" / "toolchain.py"
+        program.write_text(f'#!/bin/sh\n{own}exec "{sys.executable}" "{main}" "$@"\n')
+        program.chmod(0o755)
 
     def copied(self, root: Path) -> Place:
         """All of it elsewhere, with what is kept."""
@@ -106,7 +112,8 @@ class Place:
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         toolchain = {"kind": "interpreter", "python": str(self.root / "bin" / "python")}
-        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain)}
+        own = {"kind": "interpreter", "python": str(self.root / "bin" / "onnxruntime")}
+        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain) | {"onnxruntime": own}}
         (self.root / "recipe.yaml").write_text(json.dumps(self.recipe | chains))
         argv = [sys.executable, "-m", "optpipe", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

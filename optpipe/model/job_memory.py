@@ -31,6 +31,10 @@ SCORER_LIBRARIES = 438_000_000
 """torch, transformers, compressed-tensors: 733 MB at the peak less SmolLM2's 269 MB and the logits of one block."""
 
 
+LAYER = re.compile(r"(?:[^.\d][^.]*\.)+?\d+\.")
+"""The beginning of a name as far as its decoder layer: experts are numbered too, behind it."""
+
+
 def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> Estimated:
     """Peak memory of a quantize job over `samples` rows of `length` tokens: while it calibrates or while it saves."""
     packed = sum(linear_bytes(layout, out, inputs) for layout, each in parts(facts, scheme) for _, out, inputs in each)
@@ -65,18 +69,22 @@ def layer_work(facts: ModelFacts, method: str) -> int:
 
 def hessian_bytes(facts: ModelFacts) -> int:
     """float32 Hessians of one layer, and three more of the largest while it is inverted."""
-    sizes = [inputs for _, _, inputs in first_layer(facts)] or [facts.hidden_size]
+    sizes = [inputs for _, _, inputs in largest_layer(facts)] or [facts.hidden_size]
     return 4 * (sum(size * size for size in sizes) + 3 * max(sizes) ** 2)
 
 
 def layer_copies(facts: ModelFacts) -> int:
     """Two float32 copies of one layer's weights."""
-    return 8 * sum(out * inputs for _, out, inputs in first_layer(facts))
+    return 8 * sum(out * inputs for _, out, inputs in largest_layer(facts))
 
 
-def first_layer(facts: ModelFacts) -> list[tuple[str, int, int]]:
-    layer = re.compile(r"(?:^|\.)\w+\.0\.")
-    return [linear for linear in facts.linears if layer.search(linear[0])]
+def largest_layer(facts: ModelFacts) -> list[tuple[str, int, int]]:
+    """The linear layers of the decoder layer that has most weights: a mixture's first may have no experts."""
+    layers: dict[str, list[tuple[str, int, int]]] = {}
+    for linear in facts.linears:
+        if found := LAYER.match(linear[0]):
+            layers.setdefault(found[0], []).append(linear)
+    return max(layers.values(), key=lambda layer: sum(out * inputs for _, out, inputs in layer), default=[])
 
 
 def score_memory(facts: ModelFacts, scheme: Json | None, tokens: int, block: int) -> Estimated:

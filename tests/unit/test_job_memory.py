@@ -5,13 +5,18 @@ Recorded in November 2026: two x86-64 cores with AVX-512, llm-compressor 0.14, v
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from optpipe.costs import TASKS_BYTES
 from optpipe.model import memory
+from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
-from optpipe.model.job_memory import quantize_memory, score_memory
+from optpipe.model.job_memory import largest_layer, quantize_memory, score_memory
 from optpipe.records import Json, ModelFacts
+from tests.models import tiny_mixtral
 
 G64 = {"bits": 4, "group_size": 64, "symmetric": False}
 GPTQ: Json = {"method": "gptq", **G64}
@@ -102,3 +107,10 @@ def test_the_peak_of_an_engine_of_int8_and_of_tasks_is_within_its_aim() -> None:
 def test_what_a_calibrating_method_needs_grows_with_what_it_sees() -> None:
     few, many = (quantize_memory(smollm2(), GPTQ, rows, 2048).value for rows in (16, 512))
     assert many - few == 2 * 2 * 496 * 2048 * 576
+
+
+def test_experts_count_in_their_own_layer_and_the_layer_with_most_weights_decides(tmp_path: Path) -> None:
+    mixture = facts_of_folder(tiny_mixtral(tmp_path / "m", layers=3, experts=4))
+    assert len(largest_layer(mixture)) == 4 + 4 * 3
+    dense_first = [one for one in mixture.linears if not one[0].startswith("model.layers.0.block_sparse_moe")]
+    assert len(largest_layer(replace(mixture, linears=tuple(dense_first)))) == 4 + 4 * 3

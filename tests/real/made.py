@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import pydoc_data.topics
 from pathlib import Path
+from typing import Any
 
 from tests.models import write_tokenizer
 from tests.real import architectures
-from tests.real.bodies import in_quantize, run_body
+from tests.real.bodies import in_quantize
 
 LENGTH = 128
 
@@ -22,15 +23,15 @@ def model(name: str, folder: Path) -> Path:
     return folder
 
 
-def rows(base: Path, folder: Path) -> dict[str, Path]:
-    """Rows of the standard library's help topics: `calibrate` and `score` share none."""
-    folder.mkdir(parents=True)
-    text = folder / "topics.jsonl"
+def text(folder: Path) -> Path:
+    """The standard library's help topics as JSON Lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "topics.jsonl"
     topics = [json.dumps({"text": topic}) for _, topic in sorted(pydoc_data.topics.topics.items())]
-    text.write_text("\n".join(topics) + "\n", encoding="utf-8")
-    found = {}
-    for name, first in (("calibrate", 0), ("score", 8)):
-        options = {"length": LENGTH, "first_row": first, "rows": 8, "template": False, "min_rows": 8}
-        run_body("tokens", folder / name, {"model": base, "text": text}, options)
-        found[name] = folder / name / "files"
-    return found
+    path.write_text("\n".join(topics) + "\n", encoding="utf-8")
+    return path
+
+
+def rows(first: int) -> dict[str, Any]:
+    """Options of a tokens job: 8 rows from `first` on."""
+    return {"length": LENGTH, "first_row": first, "rows": 8, "template": False, "min_rows": 8}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optpipe.model.safetensors import map_tensor, read_header
 from tests.real import made
 from tests.real.architectures import EXPERTS, LAYERS
-from tests.real.bodies import run_body
+from tests.real.bodies import run_bodies
 
 pytestmark = pytest.mark.real
 
@@ -23,26 +24,37 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.model("one-sided", tmp_path_factory.mktemp("experts") / "base")
 
 
-@pytest.fixture(scope="module")
-def text(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return made.rows(base, tmp_path_factory.mktemp("text") / "rows")
-
-
-def codes(folder: Path) -> dict[str, bytes]:
-    """The packed codes of every layer."""
+def codes(folder: Path) -> dict[str, Any]:
+    """The 4-bit codes of every layer."""
     (path,) = folder.glob("*.safetensors")
-    header = read_header(path)
-    packed = [fact for fact in header.tensors if fact.name.endswith(".weight_packed")]
-    return {fact.name.removesuffix(".weight_packed"): map_tensor(path, header, fact).tobytes() for fact in packed}
+    header, found = read_header(path), {}
+    for fact in header.tensors:
+        if fact.name.endswith(".weight_packed"):
+            packed = np.array(map_tensor(path, header, fact)).view(np.uint8)
+            found[fact.name.removesuffix(".weight_packed")] = np.stack([packed & 15, packed >> 4])
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """The folder of the jobs, and the record of each by its method."""
+    folder = tmp_path_factory.mktemp("jobs")
+    inputs = {"model": base, "tokens": folder / "tokens" / "files"}
+    schemes: list[dict[str, Any]] = [
+        {"method": "gptq", **W4},
+        {"method": "rtn", **W4},
+        {"method": "awq", **W4, "max_tokens": 512},
+    ]
+    jobs = [("quantize", folder / str(scheme["method"]), inputs, scheme) for scheme in schemes]
+    tokens = ("tokens", folder / "tokens", {"model": base, "text": made.text(folder)}, made.rows(0))
+    _, *found = run_bodies(tokens, *jobs)
+    return folder, {str(scheme["method"]): record for scheme, record in zip(schemes, found)}
 
 
 def test_an_expert_that_the_router_never_chose_is_rounded_to_nearest_and_named(
-    base: Path, text: dict[str, Path], tmp_path: Path
+    records: tuple[Path, dict[str, dict[str, Any]]],
 ) -> None:
-    inputs = {"model": base, "tokens": text["calibrate"]}
-    record = run_body("quantize", tmp_path / "gptq", inputs, {"method": "gptq", **W4})
-    run_body("quantize", tmp_path / "rtn", {"model": base}, {"method": "rtn", **W4})
-
+    folder, record = records[0], records[1]["gptq"]
     found: dict[str, Any] = record["experts"]
     tokens = 8 * made.LENGTH
     places = [f"model.layers.{layer}.mlp.experts" for layer in range(LAYERS)]
@@ -52,21 +64,21 @@ def test_an_expert_that_the_router_never_chose_is_rounded_to_nearest_and_named(
     assert found["calibration_tokens"] == tokens and found["fallback"] == "rounded to nearest"
     assert any("reached 4 of 16 experts; rounded to nearest: model.layers.0" in note for note in record["notes"])
 
-    ours, nearest = codes(tmp_path / "gptq" / "files"), codes(tmp_path / "rtn" / "files")
-    same = {name.rpartition(".")[0] for name in ours if ".experts." in name and ours[name] == nearest[name]}
-    assert same == set(found["unreached"])
+    ours, nearest = codes(folder / "gptq" / "files"), codes(folder / "rtn" / "files")
+    for name in ours:
+        if ".experts." in name:  # in float32 where the library rounds in bf16: 1 % near a tie; GPTQ moves 9 %
+            moved = float((ours[name] != nearest[name]).mean())
+            assert (moved < 0.03) == (name.rpartition(".")[0] in found["unreached"]), (name, moved)
     assert not [name for name in record["losses"] if name.rpartition(".")[0] in found["unreached"]]
 
 
 def test_a_method_that_rounds_nothing_says_whose_tokens_it_used(
-    base: Path, text: dict[str, Path], tmp_path: Path
+    records: tuple[Path, dict[str, dict[str, Any]]],
 ) -> None:
-    inputs = {"model": base, "tokens": text["calibrate"]}
-    options = {"method": "awq", **W4, "max_tokens": 512}
-    record = run_body("quantize", tmp_path / "awq", inputs, options)
-    assert record["experts"]["fallback"] == "calibrated on other experts' tokens"
-    assert record["experts"]["calibration_tokens"] == 512 and len(record["experts"]["unreached"]) == 12
+    found = records[1]["awq"]["experts"]
+    assert found["fallback"] == "calibrated on other experts' tokens"
+    assert found["calibration_tokens"] == 512 and len(found["unreached"]) == 12
 
 
-def test_without_experts_or_without_text_there_is_no_table(base: Path, tmp_path: Path) -> None:
-    assert run_body("quantize", tmp_path / "int8", {"model": base}, {"method": "int8"})["experts"] is None
+def test_without_text_there_is_no_table(records: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    assert records[1]["rtn"]["experts"] is None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 JOB, TOOLCHAIN = "quantize", "quantize"
 """The kind of its jobs in `worker.BODIES`, and the toolchain that they run in."""
 
-REVISION = 4
+REVISION = 5
 """Raised when results of this file or of a `llmcompressor_*.py` beside it change."""
 
 # fmt: off

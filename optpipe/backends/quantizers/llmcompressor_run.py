@@ -20,6 +20,7 @@ from optpipe.backends.quantizers.llmcompressor import unmapped
 from optpipe.backends.quantizers.llmcompressor_calibrate import Notes, by_gptq, calibrate, first_rows, watched
 from optpipe.backends.quantizers.llmcompressor_experts import sentences
 from optpipe.model import loading
+from optpipe.model.linears import OTHER_PARTS, is_other_part
 from optpipe.model.selectors import matched, selector_problems
 from optpipe.worker import Failure
 
@@ -101,4 +102,16 @@ def refuse(model: Any, scheme: schemes.Scheme, chosen: list[str]) -> None:
 def save(model: Any, base: Path, out: Path) -> None:
     """config.json and safetensors by the library, the rest byte for byte from the base; nothing else."""
     model.save_pretrained(out, save_compressed=True)
+    name_other_parts(out / "config.json")
     beside(base, out)
+
+
+def name_other_parts(path: Path) -> None:
+    """What stays beside the text model is ignored by the part's name: loaders put other prefixes before it."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    written = config["quantization_config"]
+    kept = [name for name in written["ignore"] if not is_other_part(name)]
+    parts = {found[2] for name in written["ignore"] if (found := OTHER_PARTS.search(name))}
+    if parts:
+        written["ignore"] = [*kept, *(rf"re:(.*\.)?{part}\..*" for part in sorted(parts))]
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

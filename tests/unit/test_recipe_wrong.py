@@ -34,6 +34,31 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "group size 100": ("group_size: 64", "group_size: 100", ("gptq-w4.group_size", "100", "32, 64 and 128")),
     "strength 2": ("strength: 0.8", "strength: 2", ("checkpoints.sq-w8a8.strength", "2.0 is not in 0..1")),
     "unknown method": ("method: int8", "method: int9", ("'int9'", "did you mean 'int8'")),
+    "unknown library": (
+        "method: int8",
+        "library: gptqmodl, method: gptq",
+        ("checkpoints.int8", "library: 'gptqmodl'", "did you mean 'gptqmodel'", "known: llmcompressor, gptqmodel"),
+    ),
+    "a method that a library lacks": (
+        "method: int8",
+        "library: modelopt, method: gptq",
+        ("checkpoints.int8", "method: 'gptq' is not known", "awq, fp8, smoothquant"),
+    ),
+    "the only method of a library": (
+        "method: int8",
+        "library: gptqmodel, method: awq",
+        ("checkpoints.int8.method", "'awq'", "gptq"),
+    ),
+    "a key of another library": (
+        "method: int8",
+        "library: modelopt, method: fp8, strenght: 1",
+        ("checkpoints.int8.strenght", "no such key"),
+    ),
+    "a library without its method": (
+        "method: int8",
+        "library: modelopt",
+        ("checkpoints.int8", "'method' is missing", "awq, fp8, smoothquant"),
+    ),
     "no method": ("{method: int8}", "{}", ("checkpoints.int8", "'method' is missing", "gptq")),
     "unknown engine": ("engine: vllm", "engine: vlllm", ("'vlllm'", "did you mean 'vllm'")),
     "unknown preset": ("preset: default", "preset: defualt", ("'defualt'", "did you mean 'default'")),

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 
@@ -56,13 +58,16 @@ SMALL = {"group_size": 64, "iterations": 10, "max_tokens": 4096, "grid": 10, "sy
 """Values in place of defaults, for methods whose groups of 128 do not divide this model's 576 or that take hours."""
 
 
-def recipe(folder: Path, libraries: list[str]) -> Path:
-    """The demo's recipe with this model and every method in place of its four."""
+def recipe(folder: Path, only: list[str]) -> Path:
+    """The demo's recipe with this model and every method (of those that `only` matches) in place of its four."""
     chosen: Json = {}
-    for method in (one for one in methods() if not libraries or one.library in libraries):
+    for method in methods():
+        name = f"{method.library}-{method.name}"
+        if only and not any(fnmatch(name, pattern) for pattern in only):
+            continue
         wide = method.fields.get("group_size", {}).get("default") == 128
         own = {key: value for key, value in SMALL.items() if wide and key in method.fields}
-        chosen[f"{method.library}-{method.name}"] = {"method": method.name, "library": method.library, **own}
+        chosen[name] = {"method": method.name, "library": method.library, **own}
     document_: Json = {
         "version": 1,
         "extends": str(ROOT / "recipes" / "demo.yaml"),
@@ -117,9 +122,9 @@ class Bench:
     scorer: Scorer
 
 
-def measure(jobs: int, libraries: list[str], engine: bool) -> Json:
+def measure(jobs: int, only: list[str], engine: bool) -> Json:
     """One entry a method, the cut itself (`base`) first; `jobs` quantize jobs a method, each with its own seed."""
-    loaded = load(recipe(cut(), libraries))
+    loaded = load(recipe(cut(), only))
     with a_run(loaded) as run:
         chosen = loaded.recipe
         facts = inspect(chosen, run.recipe_folder, run.talk.say)
@@ -138,9 +143,15 @@ def measure(jobs: int, libraries: list[str], engine: bool) -> Json:
     return {
         "model": MODEL,
         "calibration": to_json(resolved(chosen)["calibration"]),
-        "methods": found,
+        "methods": list({entry["candidate"]: entry for entry in (*others(only), *found)}.values()),
         "toolchains": versions,
     }
+
+
+def others(only: list[str]) -> list[Json]:
+    """What is kept of the methods that are not measured now."""
+    kept = document.RESULTS / "methods.raw.json"
+    return json.loads(kept.read_text(encoding="utf-8"))["methods"] if only and kept.exists() else []
 
 
 def measured(bench: Bench, planned: CandidatePlan, count: int, engine: bool) -> Json | None:
@@ -239,11 +250,13 @@ def lost(text: Json) -> Json:
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--jobs", type=int, default=3, help="quantize jobs a method")
-    parser.add_argument("--library", action="append", default=[], help="measure these alone; all by default")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="of LIBRARY-METHOD; the others stay as they are"
+    )
     parser.add_argument("--no-engine", action="store_true", help="do not try what the engine takes")
     mine, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    document.main("methods", lambda: measure(mine.jobs, mine.library, not mine.no_engine), figures, ("numpy",))
+    document.main("methods", lambda: measure(mine.jobs, mine.only, not mine.no_engine), figures, ("numpy",))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_tasks_are_counted_in_the_time_of_a_plan() -> None:
     """200 documents took an engine 31 s and transformers 65 s, for the base and the finalist, and lm-eval 10 s each."""
     machine = named(str(MACHINE))
     fast, tasks = planned("fast.yaml", machine).seconds, planned("tasks.yaml", machine).seconds
-    assert 150 < tasks.value - fast.value < 400 and "s of tasks" in tasks.how and "tasks" not in fast.how
+    assert 150 < tasks.value - fast.value < 600 and "s of tasks" in tasks.how and "tasks" not in fast.how
     gpu = planned("tasks.yaml", named("h100")).seconds
     assert gpu.value < fast.value
 

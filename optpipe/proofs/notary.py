@@ -71,20 +71,25 @@ class Notary:
 
     # ------------------------------------------------------------ publishing
 
-    def sign_bundle(self, folder: Path, name: str) -> None:
-        """Leave a signature in a bundle that has none. One that is not trusted here is not signed over."""
+    def sign_bundle(self, folder: Path, name: str, published: bytes | None = None) -> None:
+        """Leave a signature in a bundle that has none: the `published` one of this version where it holds, else ours.
+
+        One that is not trusted here is not signed over.
+        """
         manifest, _ = bundles.read_manifest(folder)
         signer = self.signer
         if manifest is None or signer is None:
             return
+        files, policy = bundles.signed(manifest), self._own_policy(signer)
         there = folder_signature(folder)
         if there is None:
-            there = sign(bundles.signed(manifest), name, signer, [bundles.SIGNATURE])
+            held = published is not None and check(published, files, name, policy).signed
+            there = published if published and held else sign(files, name, signer, [bundles.SIGNATURE])
             write_atomic(folder / bundles.SIGNATURE, there)
             self._made.add(there)
         if there in self._made:
             return
-        proof = check(there, bundles.signed(manifest), name, self._own_policy(signer))
+        proof = check(there, files, name, policy)
         if not proof.signed:
             hint = f"add its signer to the policy, or remove {bundles.SIGNATURE} to sign it yourself"
             raise PublishFailed(proof.told, place=str(folder / bundles.SIGNATURE), hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from optpipe import __version__
@@ -9,10 +10,11 @@ from optpipe.model import sources, texts
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.records import Json, ModelFacts
 from optpipe.rundir import DigestMemo, digest_json, optpipe_home
+from optpipe.toolchains import Interpreter, Kind
 from optpipe.toolchains.managed import LOCKS
 
-WITHOUT = {"extends", "publish", "keep", "on_inconclusive"}
-"""Keys of a recipe that change what becomes of a result, not the result."""
+WITHOUT = {"extends", "publish", "keep", "on_inconclusive", "toolchains"}
+"""Keys of a recipe that change what becomes of a result, not the result; toolchains have a digest of their own."""
 
 
 def inputs(recipe: Recipe, facts: ModelFacts, recipe_folder: Path) -> Json:
@@ -28,12 +30,19 @@ def inputs(recipe: Recipe, facts: ModelFacts, recipe_folder: Path) -> Json:
     named = dict(recipe.texts)
     if recipe.calibration is not None:
         named["calibration:"] = recipe.calibration.text
+    locks = {path.name: memo.file(path) for path in sorted(LOCKS.iterdir())}
+    own = {name: placeless(kind) for name, kind in recipe.toolchains.items()}
     return {
         "recipe": digest_json(recipe.model_dump(mode="json", exclude=WITHOUT)),
         "base": digest_json(base),
         "texts": digest_json({name: content(text, recipe_folder, memo) for name, text in named.items()}),
-        "toolchains": digest_json([__version__, {path.name: memo.file(path) for path in sorted(LOCKS.iterdir())}]),
+        "toolchains": digest_json([__version__, locks, own]),
     }
+
+
+def placeless(kind: Kind) -> Json:
+    """A toolchain of one's own without where it lies: the path of an interpreter says nothing of what is in it."""
+    return {"kind": kind.kind} if isinstance(kind, Interpreter) else asdict(kind)
 
 
 def content(text: Text, recipe_folder: Path, memo: DigestMemo) -> str:

@@ -285,6 +285,14 @@ def test_a_trusted_signature_is_kept_as_it_is(consumer: Consumer) -> None:
     assert (folder / bundles.SIGNATURE).read_bytes() == before
 
 
+def test_the_same_version_again_keeps_its_published_signature(consumer: Consumer) -> None:
+    folder = consumer.root / "two"
+    before = (folder / bundles.SIGNATURE).read_bytes()
+    (folder / bundles.SIGNATURE).unlink()
+    assert consumer("publish", str(folder)) == 0
+    assert (folder / bundles.SIGNATURE).read_bytes() == before
+
+
 def test_what_this_machine_signed_goes_to_a_second_registry_whatever_the_policy(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ class Registry(Aliases):
         checked_name(bundle.name, "model")
         version = Version(bundle.name, bundle.digest)
         if self.notary:
-            self.notary.sign_bundle(bundle.path, bundle.name)
+            self.notary.sign_bundle(bundle.path, bundle.name, self.storage.signature(*_key(version)))
         with self.storage.uploading(*_key(version)):
             if (there := self.storage.manifest(*_key(version))) is not None:
                 self._demand_sizes(version, there)

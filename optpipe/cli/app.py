@@ -11,6 +11,7 @@ from optpipe.cli.build import build
 from optpipe.cli.cache import cache_app
 from optpipe.cli.check import check
 from optpipe.cli.compare import compare, gate
+from optpipe.cli.deploy import deploy
 from optpipe.cli.doctor import doctor
 from optpipe.cli.init import init
 from optpipe.cli.plan import plan
@@ -52,6 +53,7 @@ app.command()(build)
 app.command()(report)
 app.command()(compare)
 app.command()(gate)
+app.command()(deploy)
 app.command()(serve)
 app.command("publish")(registry.publish)
 app.command("pull")(registry.pull)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,12 +11,9 @@ import pytest
 
 from optpipe.report.page import html
 from tests.report_data import report_data
+from tests.tools import tool
 
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
-    None,
-)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 PROBE = """<script>
 addEventListener("load", () => {
@@ -52,7 +48,7 @@ def look(folder: Path, width: int, dark: bool) -> dict[str, object]:
     (folder / "frame.html").write_text(f"<!doctype html><body>{frame}<script>{copy}</script>")
     done = subprocess.run(
         [
-            *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
+            *(tool(*BROWSERS, kind="browser"), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
             *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width + 100},1000"),
             *("--virtual-time-budget=5000", "--dump-dom", (folder / "frame.html").as_uri()),
         ],

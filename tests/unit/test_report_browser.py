@@ -48,7 +48,8 @@ def look(folder: Path, width: int, dark: bool) -> dict[str, object]:
     (folder / "frame.html").write_text(f"<!doctype html><body>{frame}<script>{copy}</script>")
     done = subprocess.run(
         [
-            *(tool(*BROWSERS, kind="browser"), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
+            *(tool(*BROWSERS, kind="browser"), "--headless", "--no-sandbox", "--disable-gpu"),
+            "--allow-file-access-from-files",
             *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width + 100},1000"),
             *("--virtual-time-budget=5000", "--dump-dom", (folder / "frame.html").as_uri()),
         ],

@@ -194,6 +194,9 @@ def engine_findings(case: Case) -> list[Finding]:
         f"{asked.scheme} on {case.engine} and {case.platform} is not in the table of what is known",
         "engine: vllm", compat_table.FILE.name,
     )  # fmt: skip
+    if case.engine not in table.engines:
+        reason = f"nothing is known of {case.engine} and what it loads: it is tried"
+        unknown = Finding("scheme on engine", where, "slow", reason, None, compat_table.FILE.name)
     what = asked.scheme if asked.scheme == "base" else f"{asked.scheme} in {asked.format} format"
     found = [by_row("scheme on engine", f"{what}, {where}", compat_table.first(table.loads, asked), unknown)]
     for name, rows in (("dtype", table.dtypes), ("kv_cache_dtype", table.kv_cache)):

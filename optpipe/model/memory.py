@@ -47,6 +47,10 @@ RUNTIME = {"cpu": 1_985_000_000, "gpu": 1 * GIB}
 resident memory added up (vLLM 0.32, eager: server 700 MB, core 588 MB, worker 697 MB beside weights and KV; shared
 pages count in each, the sum of their shares is 320 MB less), on a GPU the CUDA context and the library's buffers."""
 
+ORT_RUNTIME, ORT_BYTES = 300_000_000, 4
+"""ONNX Runtime's own part (SmolLM2-135M in float32: 1.02 GB seen, 544 MB of it weights, the rest KV of four requests,
+logits and the process), and bytes of a weight that is not quantized: its graphs are in float32."""
+
 CPU_KV_CACHE = 1 * GIB
 """KV cache of an engine on CPU where the target names none: not what the load needs, but fixed."""
 
@@ -167,6 +171,8 @@ def serving_memory(
     `scored`: tokens of the longest block whose log-probabilities the engine is asked for at once.
     Tensor parallelism keeps a copy of the KV heads on each device where there are fewer heads than devices.
     """
+    if target.get("engine") == "onnxruntime":
+        return ort_memory(facts, scheme, target, sequences, length)
     cpu = hardware.gpus == 0
     tensor, pipeline = (1, 1) if cpu else (width(target, "tensor"), width(target, "pipeline"))
     devices = tensor * pipeline
@@ -182,6 +188,20 @@ def serving_memory(
     weights += prepacked(facts, scheme) if cpu else 0
     runtime = RUNTIME["cpu" if cpu else "gpu"] * devices
     return ServingMemory(weights, kv, activations, runtime, devices)
+
+
+def ort_memory(
+    facts: ModelFacts, scheme: Json | None, target: Mapping[str, Any], sequences: int, length: int
+) -> ServingMemory:
+    """ONNX Runtime GenAI: everything that is not quantized in float32, a KV cache for each request at once."""
+    quantized = sum(out * ins for _, linears in parts(facts, scheme) for _, out, ins in linears) if scheme else 0
+    codes = sum(linear_bytes(layout, out, ins) for layout, linears in parts(facts, scheme) for _, out, ins in linears)
+    every = sum(out * ins for _, out, ins in facts.linears if scheme is None and target.get("precision") != "fp32")
+    if every:
+        quantized, codes = every, int(every * {"int8": 1.125, "int4": 0.625}.get(str(target.get("precision")), 4.0))
+    weights = codes + ORT_BYTES * (facts.parameters - quantized)
+    kv = sequences * length * 2 * facts.layers * facts.kv_heads * facts.head_dim * ORT_BYTES
+    return ServingMemory(weights, kv, ORT_BYTES * facts.vocabulary * length, ORT_RUNTIME, 1)
 
 
 def prepacked(facts: ModelFacts, scheme: Json | None) -> int:

@@ -107,8 +107,9 @@ def shared_text(place: str, calibration: Text, scored: Text) -> Iterator[Problem
 def toolchain_problems(recipe: Recipe) -> Iterator[Problem]:
     for name, kind in recipe.toolchains.items():
         place = f"toolchains.{name}"
-        if name not in known():
-            yield Problem(place, "no such toolchain", did_you_mean(name, list(known())))
+        names = sorted({*known(), *ENGINES})
+        if name not in names:
+            yield Problem(place, "no such toolchain", did_you_mean(name, names))
         elif isinstance(kind, Image):
             yield from raised(partial(get, name, recipe.toolchains), place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def bound_to(engine: str, version: str, hardware: Hardware) -> Json:
     if hardware.gpus:
         bound |= {"gpu": hardware.gpu, "compute_capability": hardware.compute_capability, "driver": hardware.driver}
     else:
-        bound["processor"] = hardware.instruction_set.partition(" ")[0]
+        bound["processor"] = platform.machine()
     return bound
 
 

@@ -110,6 +110,11 @@ class Row:
         return self.candidate is not None and self.candidate.scheme is None
 
     @property
+    def is_reference(self) -> bool:
+        """The base as it is: what was compiled from it drifts against it like any candidate."""
+        return self.is_base and not (self.compiled and self.compiled.score)
+
+    @property
     def bytes(self) -> int | None:
         """Of what is served: what was compiled, or the checkpoint."""
         made = self.compiled or self.checkpoint

@@ -47,7 +47,7 @@ def _candidate(row: Row) -> tuple[str, ...]:
         f"**{row.name}**" if row.winner else row.name,
         row.status,
         size or (figures.estimate(row.plan.bytes) if row.plan else ""),
-        "the reference" if row.is_base else rise,
+        "the reference" if row.is_reference else rise,
         figures.whole(throughput(row)) if row.serving else "",
         figures.whole(goodput(row)) + (" tuned" if row.tuning else "") if row.serving else "",
         "; ".join(row.reasons),

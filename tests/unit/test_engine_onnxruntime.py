@@ -18,7 +18,9 @@ from optpipe.backends.engines.onnxruntime import OnnxRuntime
 from optpipe.backends.engines.onnxruntime_server import Server, Text
 from optpipe.backends.evaluators.client import Engine, Refused
 from optpipe.backends.evaluators.parity import prompt_logprobs
-from optpipe.records import Artifact, Hardware, Json, bound_to, foreign
+from optpipe.backends.executors.keys import Keys
+from optpipe.records import Artifact, Hardware, Job, Json, bound_to, foreign
+from tests.fakes.site import toolchain
 
 CPU = Hardware("laptop", "cpu", 8, 16 << 30, "avx2")
 GPU = Hardware("server", "cpu", 64, 1 << 38, "avx2", gpu="H200", gpus=1, compute_capability="9.0", driver="580.1")
@@ -57,6 +59,22 @@ def test_what_an_artifact_is_bound_to_is_compared_word_by_word() -> None:
     newer = bound_to("tensorrt_llm", "1.2.0", Hardware(**{**vars(GPU), "driver": "590.0"}))
     assert foreign(made, newer) == "it was compiled for driver 580.1, here 590.0"
     assert "compute_capability 9.0, here None" in str(foreign(made, bound_to("tensorrt_llm", "1.2.0", CPU)))
+
+
+@pytest.mark.parametrize("change", [{"driver": "590.0"}, {"gpu": "B200", "compute_capability": "10.0"}])
+def test_another_driver_or_gpu_makes_a_new_key_for_what_is_compiled_or_measured_and_for_nothing_else(
+    change: dict[str, str],
+) -> None:
+    here, there = (Keys(machine, lambda kind: 1) for machine in (GPU, Hardware(**{**vars(GPU), **change})))
+    jobs = {
+        "compile": Job("compile-onnxruntime", "c", "ort", {}, bound_to_hardware=True),
+        "load": Job("load", "l", "load", {}, bound_to_hardware=True),
+        "quantize": Job("quantize", "q", "quantize", {}),
+        "score": Job("score-onnxruntime", "s", "ort", {}),
+    }
+    chain = toolchain("ort")
+    changed = {name for name, job in jobs.items() if here.parts(job, chain) != there.parts(job, chain)}
+    assert changed == {"compile", "load"}
 
 
 # ---------------------------------------------------------------- the graph

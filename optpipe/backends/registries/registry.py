@@ -8,6 +8,7 @@ by a try that broke is not sent again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,14 +187,7 @@ class Registry(Aliases):
         problems = self.verify(version) if contents else ()
         policy = self.notary.policy if self.notary else Policy(allow_unsigned=True)
         manifest, signature = self.manifest(version), self.storage.signature(*_key(version))
-        entries = {entry.path: entry for entry in manifest.files}
-
-        def read(path: str) -> bytes:
-            data = b"".join(self.storage.read(*_key(version), entries[path]))
-            if bundles.hash_chunks([data]) != (entries[path].sha256, entries[path].size):
-                raise PublishFailed(f"{path} is not what the manifest says", place=f"{self.where}: {version}")
-            return data
-
+        read = functools.partial(self.document, version, manifest=manifest)
         return judge(manifest, problems, signature, read, version.name, policy)
 
     def pull(self, reference: str, destination: Path) -> Version:
@@ -225,9 +219,10 @@ class Registry(Aliases):
             self.pull(str(version), folder)
         return folder
 
-    def document(self, version: Version, path: str) -> bytes:
+    def document(self, version: Version, path: str, manifest: Manifest | None = None) -> bytes:
         """One small file of a version, as its manifest says it; the rest stays where it is."""
-        file = next((entry for entry in self.manifest(version).files if entry.path == path), None)
+        files = (manifest or self.manifest(version)).files
+        file = next((entry for entry in files if entry.path == path), None)
         if file is None:
             raise PublishFailed(f"there is no {path} in it", place=str(version), hint="publish it again from its run")
         data = b"".join(self.storage.read(*_key(version), file))

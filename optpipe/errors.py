@@ -6,6 +6,7 @@ OptpipeError            1  a bug of ours (what the others are not)
 +- BackendFailed        4  a quantizer, engine or load generator failed
 +- GateFailed           5  nothing passed the gates, or a regression was found
 +- PublishFailed        6  a registry refused or a bundle is not what it says
+|  +- AliasMoved           somebody else moved the alias meanwhile
 +- Inconclusive         7  more measuring would be needed to decide
 +- Interrupted        130  the user stopped it
 """
@@ -67,6 +68,10 @@ class GateFailed(OptpipeError):
 
 class PublishFailed(OptpipeError):
     exit_code = 6
+
+
+class AliasMoved(PublishFailed):
+    """An alias means something else than it was expected to: somebody else was faster."""
 
 
 class Inconclusive(OptpipeError):

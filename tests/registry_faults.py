@@ -76,6 +76,9 @@ def demand_whole(registry: Registry, name: str, seen: set[str] | None = None) ->
 class Faults:
     """The tests."""
 
+    stays = False
+    """The connection stays cut: for clients that try again by themselves within seconds."""
+
     @pytest.fixture
     def connect(self) -> Connect:
         raise NotImplementedError
@@ -105,7 +108,7 @@ class Faults:
         for nth, how in zip(range(1, writes + 1), itertools.cycle(CUTS)):
             bundle = small(tmp_path / f"new-{nth}", name, f"new {nth}")
             before = connect().alias(name, "champion")
-            through.proxy.cut(nth, how)
+            through.proxy.cut(nth, how, stays=self.stays)
             try:
                 publish(through(), bundle)
             except OptpipeError as error:

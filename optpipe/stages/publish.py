@@ -7,7 +7,7 @@ from pathlib import Path
 from optpipe.backends.registries import Registry, Settings, Version, connect
 from optpipe.backends.registries.references import CHAMPION, LATEST
 from optpipe.backends.registries.registry import Progress
-from optpipe.errors import PublishFailed
+from optpipe.errors import AliasMoved
 from optpipe.proofs import Notary
 from optpipe.records import Bundle, Challenge, Published
 
@@ -22,14 +22,6 @@ def publish(
 ) -> Published:
     """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten; the `notary` signs."""
     registry = connect(settings, default, notary=notary, progress=progress)
-    try:
-        return put_and_move(registry, bundle, settings, challenge)
-    except OSError as error:
-        hint = "nothing half can be seen there: the next build publishes it"
-        raise PublishFailed(f"{error.strerror}: {error.filename}", place="publish", hint=hint) from None
-
-
-def put_and_move(registry: Registry, bundle: Bundle, settings: Settings, challenge: Challenge) -> Published:
     version = registry.upload(bundle)
     move_latest(registry, version, challenge.evidence)
     alias = settings.promote or CHAMPION
@@ -48,6 +40,6 @@ def move_latest(registry: Registry, version: Version, evidence: str, tries: int 
         now = registry.alias(version.name, LATEST)
         try:
             return registry.move(version, LATEST, expected=now, evidence=evidence)
-        except PublishFailed:
+        except AliasMoved:
             if not left:
                 raise

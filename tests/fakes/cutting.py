@@ -22,14 +22,18 @@ class Proxy:
         self.target, self.count, self.nth = target, 0, 0
         self.how: How = "before"
         self.then: Callable[[], object] = lambda: None
+        self.stays = self.down = False
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.server.getsockname()[1])
         self.lock = threading.Lock()
 
-    def cut(self, nth: int, how: How = "before", then: Callable[[], object] = lambda: None) -> None:
-        """Cut once at the nth write from now on (0: never), and do `then` at that moment."""
+    def cut(
+        self, nth: int, how: How = "before", then: Callable[[], object] = lambda: None, *, stays: bool = False
+    ) -> None:
+        """Cut at the nth write from now on (0: never), and do `then` at that moment; once, or all that comes after."""
         with self.lock:
             self.count, self.nth, self.how, self.then = 0, nth, how, then
+            self.stays, self.down = stays, False
 
     def run(self) -> None:
         with suppress(OSError):
@@ -39,6 +43,8 @@ class Proxy:
 
     def carry(self, client: socket.socket) -> None:
         try:
+            if self.down:
+                raise ConnectionRefusedError
             server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:
             client.close()
@@ -60,6 +66,7 @@ class Proxy:
                 self.count += 1
                 here = self.count == self.nth
             if here:
+                self.down = self.stays
                 return self.at(data, found.start(), server, swallow)
         server.sendall(data)
         return True

@@ -192,6 +192,8 @@ class TestFaultsOfMlflow(ServerFaults):
 
 
 class FaultsOfS3(ServerFaults):
+    stays = True
+
     @pytest.fixture(autouse=True)
     def account(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS)

@@ -12,8 +12,8 @@ import time
 
 from optpipe.backends.registries.moves import Action, Kept, Move, earlier, in_order, next_move
 from optpipe.backends.registries.references import Version, checked_name
-from optpipe.backends.registries.storage import Storage
-from optpipe.errors import InputError, PublishFailed
+from optpipe.backends.registries.storage import Storage, on_disk
+from optpipe.errors import AliasMoved, InputError, PublishFailed
 from optpipe.proofs import Claim, Notary
 
 SETTLE_S = 1.0
@@ -109,7 +109,10 @@ class Aliases:
         first = self.notary.first(self._claim(name, alias, None)) if self.notary and not mine else 1
         move = next_move(mine, version, alias, now, evidence, action, first)
         kept = Kept(move, self.notary.sign_move(move.encode()) if self.notary else None)
-        added = self.storage.add_move(name, alias, move.sequence, kept.encode())
+        with on_disk(PublishFailed):
+            added = self.storage.add_move(name, alias, move.sequence, kept.encode())
+        if not added:  # by somebody else, or by us, where the answer was lost and the client asked again
+            added = kept.encode() in self.storage.moves(name)
         if not added or not (self.storage.conditional or self._won(move)):
             raise _moved(name, alias, self.alias(name, alias), expected)
         if self.storage.points(alias):
@@ -133,8 +136,8 @@ class Aliases:
             raise _moved(move.name, move.alias, now, move.previous)
 
 
-def _moved(name: str, alias: str, now: str | None, expected: str | None) -> PublishFailed:
-    return PublishFailed(
+def _moved(name: str, alias: str, now: str | None, expected: str | None) -> AliasMoved:
+    return AliasMoved(
         f"{alias} means {now}, not {expected}: somebody else moved it meanwhile",
         place=f"{name}@{alias}",
         hint="compare with the version that it means now, then promote again",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from optpipe.backends.registries.storage import AGAIN
 from optpipe.errors import PublishFailed
 from optpipe.rundir import CHUNK
 
@@ -16,7 +17,6 @@ SAID = 300
 """Characters of a server's answer that are shown."""
 Body = bytes | Callable[[], Iterable[bytes]]
 """Content, or what makes it anew for each try."""
-AGAIN = "nothing half can be seen there; the next try goes on"
 
 
 class Http:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe import bundle as bundles
-from optpipe.backends.registries.http import AGAIN
-from optpipe.backends.registries.storage import Storage
+from optpipe.backends.registries.storage import AGAIN, Storage
 from optpipe.bundle import Entry, Manifest
 from optpipe.errors import PublishFailed
 from optpipe.model import hub

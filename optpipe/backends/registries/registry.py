@@ -16,9 +16,9 @@ from pathlib import Path
 from optpipe import bundle as bundles
 from optpipe.backends.registries.aliases import Aliases
 from optpipe.backends.registries.references import Reference, Version, checked_name, parse, told
-from optpipe.backends.registries.storage import Storage
+from optpipe.backends.registries.storage import Storage, on_disk
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import InputError, Problem, PublishFailed, did_you_mean
+from optpipe.errors import EnvironmentMissing, InputError, Problem, PublishFailed, did_you_mean
 from optpipe.proofs import Examined, Notary, Policy, judge
 from optpipe.records import Bundle, Json
 from optpipe.rundir import digest_bytes, locked, optpipe_home, sync_folder, sync_tree, write_atomic
@@ -44,7 +44,7 @@ class Registry(Aliases):
         version = Version(bundle.name, bundle.digest)
         if self.notary:
             self.notary.sign_bundle(bundle.path, bundle.name, self.storage.signature(*_key(version)))
-        with self.storage.uploading(*_key(version)):
+        with on_disk(PublishFailed), self.storage.uploading(*_key(version)):
             if (there := self.storage.manifest(*_key(version))) is not None:
                 self._demand_sizes(version, there)
             else:
@@ -203,11 +203,12 @@ class Registry(Aliases):
                 raise InputError(f"{destination} holds something else", hint="name a new folder")
             return version
         part = target.parent / f".{target.name}.{version.digest.removeprefix('sha256:')[:16]}.part"
-        self._fill(version, part)
-        with contextlib.suppress(FileNotFoundError):
-            target.rmdir()
-        part.rename(target)
-        sync_folder(target.parent)
+        with on_disk(EnvironmentMissing):
+            self._fill(version, part)
+            with contextlib.suppress(FileNotFoundError):
+                target.rmdir()
+            part.rename(target)
+            sync_folder(target.parent)
         return version
 
     def local(self, version: Version) -> Path:

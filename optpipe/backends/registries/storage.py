@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from optpipe.bundle import Entry, Manifest, open_plain
+from optpipe.errors import OptpipeError
 from optpipe.rundir import CHUNK
+
+AGAIN = "nothing half can be seen there; the next try goes on"
+
+
+@contextlib.contextmanager
+def on_disk(kind: type[OptpipeError]) -> Iterator[None]:
+    """What this machine's files answer (no space, no right) as an error that is told."""
+    try:
+        yield
+    except OSError as error:
+        where = str(error.filename2 or error.filename or "a file")
+        raise kind(error.strerror or str(error), place=where, hint=AGAIN) from None
 
 
 class Storage(abc.ABC):

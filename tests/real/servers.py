@@ -98,11 +98,15 @@ class Server:
 @dataclass
 class DockerRegistry(Server):
     health: str = "/v2/"
+    users: str = ""
+    """Lines of an htpasswd file (bcrypt); without, everybody may."""
 
     def words(self) -> list[str]:
         config = self.folder / "config.yml"
+        (self.folder / "users").write_text(self.users)
+        users = f"auth: {{htpasswd: {{realm: test, path: {self.folder}/users}}}}\n" if self.users else ""
         config.write_text(
-            "version: 0.1\nlog: {level: error}\n"
+            f"version: 0.1\nlog: {{level: error}}\n{users}"
             f"storage: {{filesystem: {{rootdirectory: {self.folder}/data}}}}\n"
             f'http: {{addr: "127.0.0.1:{self.port}"}}\n'
         )

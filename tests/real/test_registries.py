@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -180,6 +182,32 @@ class TestFaultsOfOci(ServerFaults):
         publish(connect(), two)
         last = connect().history(name)[-1].move
         assert (last.previous, last.digest) == (one.digest, two.digest)
+
+
+CI_SECRET = "ci:$2b$04$EWdfRKWOw.17bRkisjRRk.U/7zUWVZSKg2ZWaABzHXRDjW0a9KViC\n"
+"""User `ci` with the password `secret`, as htpasswd writes it."""
+
+
+def test_a_registry_that_asks_who_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody, somebody with a wrong password, the right one: told what to do, then it goes on."""
+    if not shutil.which("docker-registry"):
+        pytest.skip("no docker-registry here: apt-get install docker-registry")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    bundle = small(tmp_path / "a", "tiny", "a")
+    for server in running(servers.DockerRegistry(tmp_path / "server", users=CI_SECRET)):
+        host = f"127.0.0.1:{server.port}"
+        for password in (None, "wrong", "secret"):
+            auth = base64.b64encode(f"ci:{password}".encode()).decode()
+            known = {"auths": {host: {"auth": auth}} if password else {}}
+            (tmp_path / "config.json").write_text(json.dumps(known))
+            registry = quick(at(f"oci://{host}/models"))
+            if password == "secret":
+                publish(registry, bundle)
+                assert demand_whole(registry, "tiny") == bundle.digest
+                continue
+            with pytest.raises(PublishFailed, match="HTTP 401") as error:
+                publish(registry, bundle)
+            assert "docker login" in str(error.value.hint) and auth not in str(error.value)
 
 
 class TestFaultsOfMlflow(ServerFaults):

@@ -78,7 +78,6 @@ class OciStorage(Storage):
         self.where = f"oci://{bare.strip('/')}"
         self._known: dict[str, str] = {}
         self._kept: dict[tuple[str, str], bytes] = {}
-        self._name = ""
         url = f"{'http' if plain else 'https'}://{self._host}"
         self._http = Http(url, lambda: self._known, self._authorize, credentials=oci_login.HINT)
 
@@ -111,7 +110,6 @@ class OciStorage(Storage):
         self._blob(name, file.sha256, file.size, lambda: self.chunks(source))
 
     def read(self, name: str, digest: str, file: Entry) -> Iterator[bytes]:
-        self._name = name
         return self._http.stream(self._at(name, f"blobs/sha256:{file.sha256}"))
 
     def seal(self, name: str, digest: str, manifest: Manifest) -> None:
@@ -162,26 +160,20 @@ class OciStorage(Storage):
     # ------------------------------------------------------------ calls
 
     def _authorize(self, challenge: str) -> dict[str, str] | None:
-        scope = f"repository:{self._repository(self._name)}:pull,push" if self._name else "registry:catalog:*"
-        found = oci_login.authorization(challenge, self._host, self._secure, scope)
+        found = oci_login.authorization(challenge, self._host, self._secure)
         self._known = found or {}
         return found
 
-    def _repository(self, name: str) -> str:
-        return f"{self._path}/{name}" if self._path else name
-
     def _at(self, name: str, what: str) -> str:
-        return f"/v2/{self._repository(name)}/{what}"
+        return f"/v2/{f'{self._path}/' if self._path else ''}{name}/{what}"
 
     def _call(self, name: str, method: str, what: str, **words: Any) -> Any:
-        self._name = name
         return self._http.call(method, what if "://" in what else self._at(name, what), **words)
 
     def _manifest(self, name: str, tag: str) -> Any:
         return self._call(name, "GET", f"manifests/{tag}", headers={"Accept": MANIFEST}, missing=(404,))
 
     def _tags(self, name: str) -> list[str]:
-        self._name = name
         return sorted(tag for page in self._pages(self._at(name, "tags/list?n=1000")) for tag in page["tags"] or ())
 
     def _pages(self, path: str) -> Iterator[Json]:

@@ -65,7 +65,7 @@ def _helped(helper: str, host: str) -> str | None:
     return base64.b64encode(f"{found['Username']}:{found['Secret']}".encode()).decode()
 
 
-def authorization(challenge: str, host: str, secure: bool, scope: str) -> dict[str, str] | None:
+def authorization(challenge: str, host: str, secure: bool) -> dict[str, str] | None:
     """The headers that answer a registry's 401; None where we have nothing to show."""
     known = basic(host)
     scheme, _, rest = challenge.partition(" ")
@@ -74,17 +74,17 @@ def authorization(challenge: str, host: str, secure: bool, scope: str) -> dict[s
     if scheme.lower() != "bearer":
         return None
     said = dict(re.findall(r'(\w+)="([^"]*)"', rest))
-    token = _token(said, known, secure, said.get("scope") or scope)
+    token = _token(said, known, secure)
     return {"Authorization": f"Bearer {token}"} if token else None
 
 
-def _token(said: dict[str, str], known: str | None, secure: bool, scope: str) -> str | None:
+def _token(said: dict[str, str], known: str | None, secure: bool) -> str | None:
     import httpx2
 
     realm = said.get("realm", "")
     if urlsplit(realm).scheme not in (("https",) if secure else ("https", "http")):
         raise PublishFailed(f"sends us to {realm!r} for a token", place="the registry", hint="that is not safe")
-    query = {"scope": scope} | ({"service": said["service"]} if "service" in said else {})
+    query: dict[str, str] = {key: text for key, text in said.items() if key in ("service", "scope")}
     headers = {"Authorization": f"Basic {known}"} if known else {}
     try:
         answer = httpx2.get(realm, params=query, headers=headers, timeout=HELPER_S)

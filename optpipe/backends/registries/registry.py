@@ -137,7 +137,10 @@ class Registry(Aliases):
         """The versions of a model; an InputError names those that there are where it is none of them."""
         if versions := self.storage.versions(wanted.name):
             return versions
-        names = self.storage.names()
+        try:
+            names = self.storage.names()
+        except PublishFailed:  # many a registry does not tell strangers what it has
+            raise InputError(f"no model {wanted.name!r} in {self.where}", place=str(wanted)) from None
         hint = did_you_mean(wanted.name, names) if names else f"nothing is published in {self.where}"
         raise InputError(f"no model {wanted.name!r} in {self.where}", place=str(wanted), hint=hint)
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,10 @@ class ServerFaults(Faults):
     def test_a_full_disk(self, server: servers.Server, connect: Connect, name: str, tmp_path: Path) -> None:
         """No file of the size of the weights fits; the version stays unseen, and goes on when there is space."""
         old, new = small(tmp_path / "old", name, "old"), small(tmp_path / "new", name, "new")
+        (new.path / "model-0.safetensors").write_bytes(name.encode() * 1_000_000)
+        new = replace(new, digest=bundles.write_manifest(new.path).digest)
         publish(connect(), old)
-        server.limit = 100_000
+        server.limit = 10_000_000
         server.restart()
         with pytest.raises(PublishFailed, match="model-0") as error:
             publish(connect(), new)

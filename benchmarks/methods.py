@@ -1,7 +1,7 @@
 """What each quantization method costs and loses: every (library, method) of the recipe on a 3-layer cut.
 
 The demo's model is cut to its first three layers (embeddings, norm and tokenizer stay), so every kernel and every
-kind of layer is real and the text is poor: read costs as they are and losses as an order among methods.
+kind of layer is real and the text is poor: read costs as they are, and KL divergence as an order among methods.
 
     quantize_s          wall-clock seconds of the job, process start and imports included; --jobs of them a method
     peak_memory_bytes   the most that the job's processes held at once

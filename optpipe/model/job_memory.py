@@ -23,9 +23,15 @@ the two models 609 and 927 MB in all."""
 BATCH_TOKENS = {"awq": 2048, "awq-gptq": 2048}
 """Tokens that pass the model at once, where not one row after another; their logits exist at the end of each pass."""
 
-WORK = {"gptq": 35_000_000, "smoothquant": 75_000_000, "awq": 100_000_000}
+WORK = {"gptq": 35_000_000, "smoothquant": 75_000_000, "awq": 60_000_000, "awq-gptq": 30_000_000}
 """The rest of a calibrating method's peak: 702 MB (16 x 512 tokens) and 836 MB (4 x 256) for GPTQ, 724 MB for
-SmoothQuant, 892 MB (8192 tokens) and 1088 MB (2048) for AWQ."""
+SmoothQuant, 892 MB (8192 tokens) and 1088 MB (2048) for AWQ; more in benchmarks/results/methods.json."""
+
+LEARNED = 14
+"""float32 activations of the widest layer that AutoRound keeps for its gradients, for each token of a step."""
+
+ROTATED = 21
+"""Bytes an entry of the embeddings while SpinQuant rotates them, in float64 (1210 MB in all on the 3 layers)."""
 
 SCORER_LIBRARIES = 438_000_000
 """torch, transformers, compressed-tensors: 733 MB at the peak less SmolLM2's 269 MB and the logits of one block."""
@@ -41,6 +47,8 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
     base = facts.parameters * PLAIN_BYTES
     saved = SAVING + int(SAVED * packed)
     work = calibration_memory(facts, scheme, samples, length)
+    if scheme.get("method") == "spinquant":
+        work = max(work, ROTATED * facts.vocabulary * facts.hidden_size)
     what, most = ("calibration", work) if work > saved else ("packed copy", saved)
     untied = untied_bytes(facts, scheme)
     how = f"libraries {show(QUANTIZER_LIBRARIES)}, model {show(base + untied)}, {what} {show(most)}"
@@ -57,13 +65,16 @@ def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: in
         tokens = min(tokens, int(scheme.get("max_tokens", tokens)))
     at_once = min(tokens, max(length, BATCH_TOKENS.get(method, 0)))
     states = 2 * PLAIN_BYTES * tokens * facts.hidden_size
-    return states + PLAIN_BYTES * at_once * facts.vocabulary + layer_work(facts, method)
+    learned = 0
+    if method == "autoround":
+        learned = LEARNED * 4 * facts.intermediate_size * length * min(samples, int(scheme.get("batch", 8)))
+    return states + PLAIN_BYTES * at_once * facts.vocabulary + layer_work(facts, method) + learned
 
 
 def layer_work(facts: ModelFacts, method: str) -> int:
     """Float32 Hessians, or copies where scales are searched; gradients and the best so far where it is learned."""
-    copies = {"nvfp4": 0, "fp8": 0, "awq": 1, "autoround": 3}.get(method)
-    own = WORK["awq" if method == "awq-gptq" else method if method in WORK else "gptq"]
+    copies = {"nvfp4": 0, "fp8": 0, "awq": 1, "awq-gptq": 1, "autoround": 3}.get(method)
+    own = WORK.get(method, WORK["gptq"])
     return own + (hessian_bytes(facts) if copies is None else copies * layer_copies(facts))
 
 

@@ -49,9 +49,9 @@ WHEN = {
     "mxfp4": "Engines that take the OCP Microscaling format. Rests on what loads where, and on the losses below "
     "against `nvfp4`.",
     "autoround": "4-bit weights where hours are there for the last of the quality. Rests on its seconds below, taken "
-    "with far fewer steps than its default.",
-    "spinquant": "4-bit weights where `gptq` loses too much and embeddings are untied: tied ones become two tables. "
-    "Rests on the bytes and losses below.",
+    "with 10 steps of its default of 200, too few to judge its losses by.",
+    "spinquant": "4-bit weights of a model with strong outliers and untied embeddings; tied ones become two "
+    "tables. On the model measured below, which has none, it is no better than `gptq` and larger.",
 }
 """When to take a method, and what that rests on."""
 
@@ -108,7 +108,8 @@ def provenance(results: Json) -> Iterator[str]:
         f"{machine['cores']} cores ({machine['machine']}), no GPU, one thread a job. Seconds are wall-clock with "
         f"imports, the median of n jobs with the smallest and the largest, on a machine that did other work as well. "
         "Perplexity is the change against the same layers unquantized, on the same tokens, with its 95 % interval: a "
-        "cut's text is poor, so read losses as an order among methods, not as what a whole model loses. "
+        "cut predicts so badly that rounding may even help it, so KL divergence from the unquantized cut gives the "
+        "order among methods, and neither says what a whole model loses. "
         f"`{results['command']}`"
     )
 

@@ -65,6 +65,17 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (30, awq(2048), (8, 256), 1088),
     (30, awq(4096), (16, 512), 1208),
     (3, awq(8192), (16, 512), 892),
+    # benchmarks/results/methods.json
+    (3, GPTQ, (16, 256), 695),
+    (3, SMOOTH, (16, 256), 666),
+    (3, awq(4096), (16, 256), 779),
+    (3, {**awq(4096), "method": "awq-gptq"}, (16, 256), 736),
+    (3, {**GPTQ, "method": "mixed", "int8": ["down_proj"]}, (16, 256), 682),
+    (3, {"method": "autoround", "bits": 4, "group_size": 64, "iterations": 10, "batch": 8}, (16, 256), 901),
+    (3, {**GPTQ, "method": "spinquant"}, (16, 256), 1210),
+    (3, {"method": "nvfp4"}, (16, 256), 645),
+    (3, {"method": "mxfp4"}, (0, 0), 613),
+    (3, {"method": "rtn", "bits": 8, "group_size": -1}, (0, 0), 612),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tests.fakes.cutting import Proxy, cutting
 from tests.real import servers
 from tests.registry_contract import Connect, Contract
 from tests.registry_faults import Faults, Through, demand_whole, publish, quick, small
+from tests.tools import tool
 
 pytestmark = pytest.mark.real
 
@@ -31,8 +31,7 @@ def running(server: servers.Server) -> Iterator[servers.Server]:
 
 @pytest.fixture(scope="module")
 def oci(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    if not shutil.which("docker-registry"):
-        pytest.skip("no docker-registry here: apt-get install docker-registry")
+    tool("docker-registry", kind="registry")
     yield from running(servers.DockerRegistry(tmp_path_factory.mktemp("oci")))
 
 
@@ -193,8 +192,7 @@ CI_SECRET = "ci:$2b$04$EWdfRKWOw.17bRkisjRRk.U/7zUWVZSKg2ZWaABzHXRDjW0a9KViC\n"
 
 def test_a_registry_that_asks_who_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody, somebody with a wrong password, the right one: told what to do, then it goes on."""
-    if not shutil.which("docker-registry"):
-        pytest.skip("no docker-registry here: apt-get install docker-registry")
+    tool("docker-registry", kind="registry")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     bundle = small(tmp_path / "a", "tiny", "a")
     for server in running(servers.DockerRegistry(tmp_path / "server", users=CI_SECRET)):

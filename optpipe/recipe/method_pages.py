@@ -51,7 +51,7 @@ WHEN = {
     "autoround": "4-bit weights where hours are there for the last of the quality. Rests on its seconds below, taken "
     "with 10 steps of its default of 200, too few to judge its losses by.",
     "spinquant": "4-bit weights of a model with strong outliers and untied embeddings; tied ones become two "
-    "tables. On the model measured below, which has none, it is no better than `gptq` and larger.",
+    "tables. On the model measured below it is no better than `gptq` and larger.",
 }
 """When to take a method, and what that rests on."""
 

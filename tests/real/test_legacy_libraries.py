@@ -19,7 +19,7 @@ from optpipe.model.facts import facts_of_folder
 from optpipe.model.memory import bits_per_weight, measured_bits_per_weight
 from optpipe.records import Artifact, Job
 from tests.models import edit_json
-from tests.real.bodies import inside, run_body
+from tests.real.bodies import run_body, run_in
 from tests.real.planted import config_of, tensors_of
 from tests.real.test_engine_vllm_real import CPU, executor
 
@@ -132,7 +132,7 @@ print(len(modules), worst)
 
 def test_we_unpack_as_the_library_itself_does(made: Any) -> None:
     _, _, files = made
-    done = inside("legacy", "-c", OWN_FORWARD, str(files))
+    done = run_in("legacy", "-c", OWN_FORWARD, str(files))
     assert done.returncode == 0, done.stderr[-2000:]
     modules, worst = done.stdout.split()[-2:]
     assert int(modules) == 21
@@ -193,7 +193,7 @@ model.to(torch.bfloat16).save_pretrained(sys.argv[2])
 @pytest.mark.parametrize("family", ["mistral", "qwen2"])
 def test_the_other_families_are_quantized_with_their_biases(family: str, library: str, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    assert inside("legacy", "-c", TINY, family, str(base)).returncode == 0
+    assert run_in("legacy", "-c", TINY, family, str(base)).returncode == 0
     np.save(tmp_path / "tokens.npy", np.random.default_rng(1).integers(3, 250, (4, 32)).astype("int32"))
     options = LIBRARIES[library][0] | {"group_size": 32}
     inputs = {"model": base, "tokens": tmp_path}
@@ -218,6 +218,6 @@ with legacy.watched([layer], 3, 1, "rows", work):
 
 
 def test_rows_that_a_library_drops_are_noticed(tmp_path: Path) -> None:
-    assert inside("legacy", "-c", ROWS_LEFT_OUT, str(tmp_path), "3").returncode == 0
-    dropped = inside("legacy", "-c", ROWS_LEFT_OUT, str(tmp_path), "2")
+    assert run_in("legacy", "-c", ROWS_LEFT_OUT, str(tmp_path), "3").returncode == 0
+    dropped = run_in("legacy", "-c", ROWS_LEFT_OUT, str(tmp_path), "2")
     assert "2 passes of calibration rows through the layers, 3 were due" in dropped.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gptq_codes import codes_of
 from optpipe.backends.engines import vllm
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.gates import resolve
@@ -20,6 +21,7 @@ from optpipe.model.memory import bits_per_weight, measured_bits_per_weight
 from optpipe.records import Artifact, Job
 from tests.models import edit_json
 from tests.real.bodies import run_body, run_in
+from tests.real.cuts import cut_layers
 from tests.real.planted import config_of, tensors_of
 from tests.real.test_engine_vllm_real import CPU, executor
 
@@ -202,6 +204,45 @@ def test_the_other_families_are_quantized_with_their_biases(family: str, library
     biases = {name for name in tensors_of(base) if name.endswith("bias")}
     assert len(biases) == (6 if family == "qwen2" else 0)
     assert {name for name in tensors_of(tmp_path / "job" / "files") if name.endswith("bias")} == biases
+
+
+ROUNDED = """
+import json, sys
+from pathlib import Path
+import torch
+from auto_gptq.quantization import quantizer
+from optpipe.backends.quantizers import autogptq
+from optpipe.worker import Work
+find, plain = quantizer.Quantizer.find_params, quantizer.quantize
+def find_params(self, x, weight=False):
+    find(self, x, weight)
+    self.scale = self.scale.to(torch.bfloat16).float()
+if sys.argv[4] == "bf16":
+    quantizer.Quantizer.find_params = find_params
+    quantizer.quantize = lambda *arguments: plain(*arguments).to(torch.bfloat16).float()
+base, tokens, out = map(Path, sys.argv[1:4])
+options = {"library": "autogptq", "method": "gptq", "group_size": 64, "true_sequential": False}
+out.mkdir()
+autogptq.run(options, Work({"model": base, "tokens": tokens}, {}, out / "files", 1, 1, out))
+"""
+
+
+def test_llm_compressor_rounds_to_bf16_while_it_quantizes_and_that_is_the_difference(
+    cut3: Path, tokens: Path, tmp_path: Path
+) -> None:
+    """On the same inputs, in one order, with the same dampening: a sixth of the codes differ; rounded alike, none."""
+    base = cut_layers(cut3, tmp_path / "one", 1)
+    options = {"method": "gptq", "group_size": 64, "symmetric": True}
+    run_body("quantize", tmp_path / "theirs", {"model": base, "tokens": tokens}, options)
+    theirs, same = codes_of(tmp_path / "theirs" / "files"), {}
+    for scales in ("float32", "bf16"):
+        out = tmp_path / scales
+        assert run_in("legacy", "-c", ROUNDED, str(base), str(tokens), str(out), scales).returncode == 0
+        mine = codes_of(out / "files")
+        names = [name for name in mine if name.endswith(("q_proj", "k_proj"))]
+        same[scales] = [float((mine[name] == theirs[name]).mean()) for name in names]
+    assert max(same["float32"]) < 0.95
+    assert min(same["bf16"]) > 0.999
 
 
 ROWS_LEFT_OUT = """

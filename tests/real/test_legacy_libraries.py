@@ -230,7 +230,7 @@ autogptq.run(options, Work({"model": base, "tokens": tokens}, {}, out / "files",
 def test_llm_compressor_rounds_to_bf16_while_it_quantizes_and_that_is_the_difference(
     cut3: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    """On the same inputs, in one order, with the same dampening: a sixth of the codes differ; rounded alike, next to none."""
+    """Same inputs, order and dampening: a sixth of the codes differ; rounded alike, next to none."""
     base = cut_layers(cut3, tmp_path / "one", 1)
     options = {"method": "gptq", "group_size": 64, "symmetric": True}
     run_body("quantize", tmp_path / "theirs", {"model": base, "tokens": tokens}, options)

@@ -203,6 +203,8 @@ def engine_findings(case: Case) -> list[Finding]:
         value = str(setting(case.target, name) or "auto")
         row = compat_table.first(rows, case.asked(value)) if value != "auto" else None
         found.append(by_row(name, value, row, Finding(name, value, "ok")))
+    if case.engine == "vllm":
+        found += judged("head size", str(case.facts.head_dim), reasons.attention_reasons(case.facts, case.hardware))
     return found + kernel_findings(case)
 
 

@@ -31,6 +31,10 @@ FUSED = (
 CPU_STEP = 32
 """vLLM's 4-bit kernel for CPU takes matrices whose sizes are multiples of this."""
 
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.32's attention on a CPU (v1/attention/backends/cpu_attn.py); others fail at the first token."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a candidate cannot work, and the nearest thing that does."""
@@ -145,6 +149,14 @@ def fused_key(name: str) -> str | None:
 
 
 # ---------------------------------------------------------------- engine and machine
+
+
+def attention_reasons(facts: ModelFacts, hardware: Hardware) -> Iterator[Reason]:
+    """A head size that vLLM's attention on a CPU has not; latent attention has its own, and another cache."""
+    plain = facts.kv_bytes_per_token % (2 * facts.kv_heads * facts.head_dim) == 0
+    if not hardware.gpus and plain and facts.head_dim not in CPU_HEADS:
+        sizes = ", ".join(map(str, CPU_HEADS))
+        yield Reason(f"vLLM on CPU has no attention for heads of {facts.head_dim}; it has {sizes}", "a GPU")
 
 
 def kernel_reasons(

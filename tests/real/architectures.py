@@ -28,7 +28,7 @@ SIGHT: dict[str, Any] = {
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE | {"tie_word_embeddings": True}),
-    "qwen2": ("qwen2", SHAPE),
+    "qwen2": ("qwen2", SHAPE | {"hidden_size": 128}),
     "qwen3": ("qwen3", SHAPE | {"tie_word_embeddings": True}),
     "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 32}),
     "gemma3-wrapped": (

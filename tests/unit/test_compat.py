@@ -189,6 +189,12 @@ def test_quantized_experts_on_an_x86_processor_need_amx(tmp_path: Path) -> None:
     assert "AMX" in refused(stored, None, machine=plain)[0]
 
 
+def test_vllm_on_a_cpu_has_only_some_head_sizes(facts: ModelFacts) -> None:
+    small = replace(facts, head_dim=16)
+    assert "no attention for heads of 16" in refused(small, None)[0]
+    assert refused(small, None, machine=named("h100")) == [] and refused(replace(facts, head_dim=64), None) == []
+
+
 def test_ignoring_everything_leaves_nothing(facts: ModelFacts) -> None:
     assert "leaves none of 84 linear layers" in refused(facts, {"method": "int8", "ignore": ["re:.*"]})[0]
 

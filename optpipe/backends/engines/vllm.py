@@ -35,7 +35,8 @@ DEFINITE = (
     r"ValueError: Unknown quantization",
     r"Model architectures .* are not supported",
     r"Failed to find a kernel that can implement",
-    r"No \w+ MoE backend supports",
+    r"No \w+ MoE backend supports|Unsupported \w+ MoE backend",
+    r"Unsupported CPU attention configuration",
     r"is greater than the derived max_model_len",
 )
 WORKERS = r"VLLM::|multiprocessing\.spawn"

@@ -72,8 +72,9 @@ def test_tensorrt_llm_takes_fp8_and_refuses_what_it_would_misread(facts: ModelFa
     assert verdict(facts, None, target, CPU).reason == "TensorRT-LLM needs an NVIDIA GPU"
 
 
-def test_an_engine_without_rows_is_refused(facts: ModelFacts) -> None:
-    assert "is not in the table" in verdict(facts, None, {"engine": "other"}, CPU).reason
+def test_an_engine_of_which_nothing_is_known_is_tried_and_said_so(facts: ModelFacts) -> None:
+    found = verdict(facts, None, {"engine": "other"}, CPU)
+    assert found.outcome == "slow" and "nothing is known of other" in found.reason
 
 
 def test_float16_on_a_cpu_and_bfloat16_on_old_cards_are_refused(facts: ModelFacts) -> None:

@@ -78,10 +78,10 @@ def scheme(artifact: Json) -> str:
 def serve(artifact: Json) -> str:
     target = artifact["target"]
     version = f" {target['version']}" if target["version"] else ""
-    return (
-        f"## Serve\n\nWith {target['engine']}{version}, in this folder:\n\n"
-        "```sh\nenv $(cat engine/vllm.env) vllm serve . --config engine/vllm.yaml\n```"
-    )
+    command = "env $(cat engine/vllm.env) vllm serve . --config engine/vllm.yaml"
+    if target["engine"] != "vllm":
+        command = "optpipe serve ."
+    return f"## Serve\n\nWith {target['engine']}{version}, in this folder:\n\n```sh\n{command}\n```"
 
 
 def quality(row: Row) -> str:

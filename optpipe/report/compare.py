@@ -104,7 +104,7 @@ def read_bundle(folder: Path) -> ReportData:
 
 def compare(a: Side, b: Side, changed: Axis | None = None) -> Comparison:
     """B against A, figure by figure."""
-    differs = differences(a.data, b.data)
+    differs = differences(a, b)
     lines = (
         *quality(a.row, b.row),
         *task_lines(a.row, b.row),
@@ -115,22 +115,18 @@ def compare(a: Side, b: Side, changed: Axis | None = None) -> Comparison:
     return replace(found, sentence=sentence(found))
 
 
-def differences(a: ReportData, b: ReportData) -> Json:
+def differences(a: Side, b: Side) -> Json:
     """What serving figures depend on beside the model, where it is not the same."""
-    sides = [about(data) for data in (a, b)]
+    sides = [about(one) for one in (a, b)]
     return {axis: [one[axis] for one in sides] for axis in sides[0] if sides[0][axis] != sides[1][axis]}
 
 
-def about(data: ReportData) -> dict[str, Any]:
-    engines = {
-        chain: {name: version for name, version in found.items() if name.startswith("vllm")}
-        for chain, found in data.versions.items()
-        if isinstance(found, dict)
-    }
+def about(side: Side) -> dict[str, Any]:
+    compiled, data = side.row.compiled, side.data
     return {
         "hardware": machine(data.hardware),
         "driver": data.hardware.driver,
-        "engine": {chain: found for chain, found in engines.items() if found},
+        "engine": f"{compiled.engine} {compiled.engine_version}" if compiled else None,
         "load": data.recipe.get("load"),
         "slo": data.recipe.get("slo"),
     }

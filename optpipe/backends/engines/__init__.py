@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from optpipe.backends.engines import onnxruntime, vllm
+from optpipe.backends.engines import onnxruntime, tensorrt_llm, vllm
 from optpipe.errors import Problem
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json
 from optpipe.toolchains import Toolchain
 
-Target = vllm.Vllm | onnxruntime.OnnxRuntime
+Target = vllm.Vllm | onnxruntime.OnnxRuntime | tensorrt_llm.TensorRtLlm
 """Every engine's options in a recipe: one class per engine, told apart by `engine`."""
 
 
@@ -21,6 +21,8 @@ class Engine(Protocol):
 
     PACKAGES: tuple[str, ...]
     """Distributions, the first that is installed says the engine's version."""
+    NOTES: tuple[str, ...]
+    """What readers of its figures must know; plans and reports say it."""
 
     def toolchain(self, hardware: Hardware) -> str:
         """The name of the toolchain that compiles and serves on this hardware."""
@@ -33,6 +35,9 @@ class Engine(Protocol):
 
     def here(self, target: Any, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
         """(check, what is looked at, reason against it or None, nearest that works) of this machine."""
+
+    def settled(self, target: Any, chain: Toolchain) -> Any:
+        """The target as the release that was found decides it."""
 
     def compiling(self, target: Any, scheme: Json | None, hardware: Hardware) -> Compiling:
         """What is built before it serves a checkpoint of this scheme; None is the base."""
@@ -62,7 +67,15 @@ class Engine(Protocol):
         """Why the engine would refuse these settings together, or None."""
 
 
-ENGINES: dict[str, Engine] = {"vllm": vllm, "onnxruntime": onnxruntime}
+ENGINES: dict[str, Engine] = {"vllm": vllm, "onnxruntime": onnxruntime, "tensorrt_llm": tensorrt_llm}
+
+FILES = {"tensorrt_llm": "trtllm"}
+"""Names of configurations that are not their engine's."""
+
+
+def file_of(name: str) -> str:
+    """The engine's configuration in a bundle."""
+    return f"engine/{FILES.get(name, name)}.yaml"
 
 
 def version(engine: Engine, versions: Mapping[str, str]) -> str:

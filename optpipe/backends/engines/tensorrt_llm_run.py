@@ -1,0 +1,97 @@
+"""Finds TensorRT-LLM's commands in its own environment and starts them as its release wants them.
+
+python -m optpipe.backends.engines.tensorrt_llm_run serve MODEL --config FILE --host H --port P --served-model-name N
+
+Runs in the toolchain; standard library only. The release decides what the options are called, and what lies in the
+model's folder decides the backend: an engine of `trtllm-build` is served by the TensorRT backend, up to 1.2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE = "tensorrt-llm"
+NEW = (1, 3)
+"""The first release without engines; its commands take `--config`, and `trtllm-serve` a served name."""
+
+
+class Wrong(Exception):
+    """What ends the launcher, in words."""
+
+
+def release() -> tuple[str, tuple[int, int]]:
+    """The installed release, and its first two numbers."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
+        raise Wrong(f"{sys.executable} has no {PACKAGE} installed") from None
+    return found, numbers(found)
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """`1.3.0rc20` -> (1, 3)."""
+    major, minor, *_ = (*version.split("."), "0")
+    return int(major), int(minor)
+
+
+def command(name: str, version: str) -> str:
+    """A command beside this Python, else on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise Wrong(f"TensorRT-LLM {version} is installed for {sys.executable}, but there is no {name} beside it")
+    return found
+
+
+def engine_in(model: Path) -> bool:
+    """Whether a folder holds an engine of `trtllm-build`."""
+    return any(model.glob("rank*.engine"))
+
+
+def serve(words: argparse.Namespace) -> list[str]:
+    """The command line of `trtllm-serve`."""
+    version, first = release()
+    model = Path(words.model).absolute()
+    built = engine_in(model)
+    if built and first >= NEW:
+        raise Wrong(
+            f"{model.name} holds an engine, and TensorRT-LLM {version} runs none: engines ended with 1.3.0rc20. "
+            "Build the recipe anew: from 1.3 on the checkpoint itself is served"
+        )
+    named = [] if first < NEW else ["--served_model_name", words.served_model_name]
+    if first < NEW:  # the model's name is that of its folder
+        link = Path(tempfile.mkdtemp(prefix="optpipe-trtllm-")) / words.served_model_name
+        link.symlink_to(model)
+        named, model = ["--tokenizer", str(model)], link
+    file = ["--config" if first >= NEW else "--extra_llm_api_options", words.config]
+    place = ["--host", words.host, "--port", words.port]
+    backend = ["--backend", "tensorrt" if built else "pytorch"]
+    return [command("trtllm-serve", version), str(model), *backend, *file, *place, *named]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tensorrt_llm_run")
+    parser.add_argument("what", choices=("serve",))
+    parser.add_argument("model")
+    for name in ("config", "host", "port", "served-model-name"):
+        parser.add_argument(f"--{name}", required=True)
+    try:
+        argv = serve(parser.parse_args(arguments))
+    except Wrong as wrong:
+        sys.stderr.write(f"optpipe: {wrong}\n")
+        return 3
+    sys.stderr.write(" ".join(argv) + "\n")
+    sys.stderr.flush()
+    os.execv(argv[0], argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -70,7 +70,7 @@ def command(
     """E.g. `vllm serve <bundle> --config <bundle>/engine/vllm.yaml`, in the engine's own environment."""
     host, port = at
     target = about["target"]
-    config = folder / "engine" / f"{target['engine']}.yaml"
+    config = folder / engines.file_of(target["engine"])
     values = {"{config}": str(config), "{host}": host, "{port}": str(port)}
     values["{source}"] = str(toolchains.worker_source())
     words = tuple(values.get(word, word) for word in engines.ENGINES[target["engine"]].argv(str(folder), name))

@@ -19,7 +19,7 @@ from typing import Protocol
 import yaml
 
 from optpipe import gates, judge, serving, stats
-from optpipe.backends.engines import ENGINES
+from optpipe.backends.engines import ENGINES, file_of
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import BackendFailed
 from optpipe.recipe.schema import Recipe
@@ -92,7 +92,7 @@ class Champion:
         model: Scored = Checkpoint("champion", folder, about["model_digest"], *digits, about["scheme"], 0.0, 0)
         if made := about.get("compiled"):
             model = Compiled("champion", built=True, path=folder, digest=model.model_digest, bytes=model.bytes, **made)
-        settings = (folder / "engine" / f"{target['engine']}.yaml").read_text(encoding="utf-8")
+        settings = (folder / file_of(target["engine"])).read_text(encoding="utf-8")
         environment = {name: str(value) for name, value in target["environment"].items()}
         config = dict(yaml.safe_load(settings) or {})
         tasks = tasks_of(folder, about)

@@ -16,7 +16,7 @@ from typing import Any
 
 from optpipe import bundle as bundles
 from optpipe import gates
-from optpipe.backends.engines import ENGINES
+from optpipe.backends.engines import ENGINES, file_of, tensorrt_llm_bundle
 from optpipe.backends.engines.files import env_text, yaml_text
 from optpipe.errors import BackendFailed, InputError
 from optpipe.proofs import provenance
@@ -28,9 +28,9 @@ from optpipe.report.markdown import markdown
 from optpipe.report.page import html
 from optpipe.rundir import LICENCES, LOCKS, RunFolder, digest_bytes, read_json, remove_tree, sync_folder, sync_tree
 
-WEIGHTS = (".safetensors", ".onnx")
+WEIGHTS = (".safetensors", ".onnx", ".engine")
 TOKENIZER = ("*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
-MODEL_FILES = ("*.safetensors", "*.onnx", "*.onnx.data", "*.json", *TOKENIZER)
+MODEL_FILES = ("*.safetensors", "*.onnx", "*.onnx.data", "*.engine", "*.json", *TOKENIZER)
 OWN_FILES = ("optpipe.json", sbom.FILE, provenance.FILE, *bundles.OUTSIDE)
 """What a base that was once a bundle holds and its successor writes anew."""
 SECRETS = ("api-key", "hf-token")
@@ -54,8 +54,8 @@ def package(run: RunFolder, data: ReportData, engine: Engine) -> Bundle:
         artifact = portable(describe(row, clean, engine, base), run.artifacts)
         write_records(folder, clean, artifact)
         settings = portable(engine_settings(engine), run.artifacts)
-        _write(folder / "engine" / f"{engine.name}.yaml", yaml_text(settings))
-        _write(folder / "engine" / f"{engine.name}.env", env_text(engine.environment))
+        for name, text in engine_files(row, clean, engine, settings).items():
+            _write(folder / name, text)
         locks = copy_locks(run.path / LOCKS, folder)
         known = write_proofs(folder, clean, artifact, model, locks)
         manifest = bundles.write_manifest(folder, known)
@@ -134,6 +134,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
         },
         "compiled": compiled(row),
         "target": {"engine": engine.name, "version": engine.version, "environment": engine.environment},
+        "notes": row.plan.notes,
         "requirements": {
             "platform": "cuda" if data.hardware.gpus else "cpu",
             "instruction_set": None if data.hardware.gpus else data.hardware.instruction_set,
@@ -163,7 +164,8 @@ def gates_of(row: Row, data: ReportData) -> gates.Gates:
 def parallelism(engine: Engine) -> Json:
     """Devices that the configuration needs, and how the model is laid over them."""
     flat = ENGINES[engine.name].flags(engine.config)
-    sizes = {kind: int(flat.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "pipeline", "data")}
+    spelt = {name.replace("_", "-"): value for name, value in flat.items()}
+    sizes = {kind: int(spelt.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "pipeline", "data")}
     return sizes | {"devices": sizes["tensor"] * sizes["pipeline"] * sizes["data"]}
 
 
@@ -235,16 +237,22 @@ def write_records(folder: Path, data: ReportData, artifact: Json) -> None:
     _write(folder / "optpipe.json", _pretty(artifact))
 
 
+def engine_files(row: Row, data: ReportData, engine: Engine, settings: Json) -> dict[str, str]:
+    """Of the engine that was measured; where TensorRT-LLM loads what ships, an unmeasured configuration for it."""
+    files = {file_of(engine.name): yaml_text(settings, ENGINES[engine.name].NOTES)}
+    files[f"engine/{engine.name}.env"] = env_text(engine.environment)
+    if served(row) is row.checkpoint and file_of("tensorrt_llm") not in files:
+        files |= tensorrt_llm_bundle.unmeasured(data.facts, row.checkpoint.scheme, data.recipe["load"])
+    return files
+
+
 def engine_settings(engine: Engine) -> Json:
     """Flat keys that any machine can serve with; a secret among them is an error, not a bundle."""
     flat = ENGINES[engine.name].flags(engine.config)
     for key in SECRETS:
         if key in flat:
-            raise InputError(
-                f"{key} is a secret and bundles are read by many",
-                place=f"engine_args.{key}",
-                hint="give it to the server by its environment, e.g. VLLM_API_KEY",
-            )
+            hint = "give it to the server by its environment, e.g. VLLM_API_KEY"
+            raise InputError(f"{key} is a secret and bundles are read by many", place=f"engine_args.{key}", hint=hint)
     return {key: value for key, value in sorted(flat.items()) if key not in OF_ONE_RUN}
 
 

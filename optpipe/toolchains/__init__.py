@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,10 +62,13 @@ ENV = {
 # aiperf loads a tokenizer from a local folder only when the hub library is not told to stay offline.
 ENV_OF = {"load": {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}}
 
+ON_PATH = {"tensorrt_llm": "trtllm-serve"}
+"""Toolchains that optpipe has no lock of: whose command on PATH, a Python script, leads to the interpreter."""
+
 
 def known() -> tuple[str, ...]:
-    """Every name that `get` takes without settings: the core, what jobs ask for, and each lock."""
-    return tuple(sorted({CORE, *managed.ROLES, *managed.names()}))
+    """Every name that `get` takes without settings: the core, what jobs ask for, each lock, commands on PATH."""
+    return tuple(sorted({CORE, *managed.ROLES, *managed.names(), *ON_PATH}))
 
 
 def path(name: str) -> Path:
@@ -95,6 +99,8 @@ def get(name: str, settings: Mapping[str, Kind] | None = None, say: Say = silent
     if isinstance(chosen, Endpoint):
         fingerprint = digest_json({"endpoint": chosen.url})
         return Toolchain(name, "endpoint", (), {}, fingerprint, origin=chosen.url, url=chosen.url)
+    if name in ON_PATH:
+        return _interpreter(name, Interpreter(_python_of(name, ON_PATH[name])))
     return _core() if name == CORE else _managed(name, chosen, say)
 
 
@@ -142,6 +148,21 @@ def _interpreter(name: str, chosen: Interpreter) -> Toolchain:
     found = scan(python, place=place)
     env = environment_of(name)
     return Toolchain(name, "interpreter", (str(python),), env, found.fingerprint, found.versions, str(python))
+
+
+def _python_of(name: str, command: str) -> str:
+    """The interpreter that a command on PATH names in its first line. EnvironmentMissing where there is none."""
+    place, found = f"toolchains.{name}", shutil.which(command)
+    hint = f"name its Python under `toolchains:`, e.g. `{name}: {{kind: interpreter, python: ENVIRONMENT/bin/python}}`"
+    if found is None:
+        raise EnvironmentMissing(f"there is no {command} on PATH, and optpipe installs none", place=place, hint=hint)
+    with Path(found).open("rb") as file:
+        first = file.readline(512)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    python = next((word for word in words if "python" in Path(word).name), None)
+    if python is None:
+        raise EnvironmentMissing(f"{found} is no Python script, so its Python is not known", place=place, hint=hint)
+    return shutil.which(python) or python
 
 
 def _image(name: str, chosen: Image) -> Toolchain:

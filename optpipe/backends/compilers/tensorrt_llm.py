@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.engines.tensorrt_llm_run import NEW, Wrong, command, release
+from optpipe.toolchains.trtllm import Wrong, builds, command, no_build, release
 from optpipe.worker import Failure
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ def run(options: Json, work: Work) -> Json:
 
 def able() -> str:
     """The release; Failure where it builds no engines, with what took their place."""
-    from optpipe.backends.engines.tensorrt_llm import no_build
-
     try:
-        version, first = release()
-        if first >= NEW:
+        version = release()
+        if not builds(version):
             raise Failure(no_build(version), hint="leave `backend: tensorrt` out of the target")
         command("trtllm-build", version)
     except Wrong as wrong:

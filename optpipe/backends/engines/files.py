@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optpipe.records import Json
 
 
-def yaml_text(flat: Json) -> str:
-    """The file: one `key: value` a line; strings, lists and maps as JSON, which is YAML."""
+def yaml_text(flat: Json, notes: Sequence[str] = ()) -> str:
+    """The file: `notes` as comments, one `key: value` a line; strings, lists and maps as JSON, which is YAML."""
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in flat.items()]
-    return "".join(lines) or "{}\n"
+    return "".join(f"# {note}\n" for note in notes) + ("".join(lines) or "{}\n")
 
 
 def read_yaml(text: str) -> Json:
     """What `yaml_text` wrote, read by the standard library alone."""
-    pairs = (line.partition(": ") for line in text.splitlines() if line and line != "{}")
+    lines = (line for line in text.splitlines() if line and line != "{}" and not line.startswith("#"))
+    pairs = (line.partition(": ") for line in lines)
     return {key: json.loads(value) for key, _, value in pairs}
 
 

@@ -16,6 +16,7 @@ from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
 from optpipe.toolchains import Toolchain
+from optpipe.toolchains.trtllm import builds, no_build
 
 PACKAGES: tuple[str, ...] = ("tensorrt-llm",)
 LAUNCHER = "optpipe.backends.engines.tensorrt_llm_run"
@@ -254,20 +255,6 @@ def settled(target: TensorRtLlm, chain: Toolchain) -> TensorRtLlm:
     if target.backend != "auto":
         return target
     return replace(target, backend="tensorrt" if builds(options.version(chain)) else "pytorch")
-
-
-def builds(version: str) -> bool:
-    """Whether a release has `trtllm-build`: up to 1.2."""
-    major, _, rest = version.partition(".")
-    return (int(major), int(rest.partition(".")[0] or 0)) < (1, 3)
-
-
-def no_build(version: str) -> str:
-    """What took the place of engines, for those who look for `trtllm-build`."""
-    return (
-        f"TensorRT-LLM {version} has no trtllm-build: engines ended with 1.3.0rc20. From 1.3 on `trtllm-serve` "
-        "loads the checkpoint as it is, with a YAML in place of build options, and tunes itself when it starts"
-    )
 
 
 def here(target: TensorRtLlm, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:

@@ -118,6 +118,12 @@ def keys_of(target: TensorRtLlm, options: Json) -> Mapping[str, list[str] | None
     return dict(options[backend] or {})
 
 
+def unknown_keys(target: TensorRtLlm, settings: Json) -> tuple[str, ...]:
+    """Which of our own settings 1.3 does not have."""
+    known = keys_of(target, shipped())
+    return tuple(key for key in flat(settings) if unknown(key, known, key))
+
+
 def never(key: str, where: str) -> Problem | None:
     """Keys that are never a recipe's to give."""
     outer = key.partition(".")[0]

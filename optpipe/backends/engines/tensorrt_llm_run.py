@@ -10,45 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGE = "tensorrt-llm"
-NEW = (1, 3)
-"""The first release without engines; its commands take `--config`, and `trtllm-serve` a served name."""
-
-
-class Wrong(Exception):
-    """What ends the launcher, in words."""
-
-
-def release() -> tuple[str, tuple[int, int]]:
-    """The installed release, and its first two numbers."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version(PACKAGE)
-    except PackageNotFoundError:
-        raise Wrong(f"{sys.executable} has no {PACKAGE} installed") from None
-    return found, numbers(found)
-
-
-def numbers(version: str) -> tuple[int, int]:
-    """`1.3.0rc20` -> (1, 3)."""
-    major, minor, *_ = (*version.split("."), "0")
-    return int(major), int(minor)
-
-
-def command(name: str, version: str) -> str:
-    """A command beside this Python, else on PATH."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
-    if found is None:
-        raise Wrong(f"TensorRT-LLM {version} is installed for {sys.executable}, but there is no {name} beside it")
-    return found
+from optpipe.toolchains.trtllm import Wrong, builds, command, release
 
 
 def engine_in(model: Path) -> bool:
@@ -58,20 +25,21 @@ def engine_in(model: Path) -> bool:
 
 def serve(words: argparse.Namespace) -> list[str]:
     """The command line of `trtllm-serve`."""
-    version, first = release()
+    version = release()
+    old = builds(version)
     model = Path(words.model).absolute()
     built = engine_in(model)
-    if built and first >= NEW:
+    if built and not old:
         raise Wrong(
             f"{model.name} holds an engine, and TensorRT-LLM {version} runs none: engines ended with 1.3.0rc20. "
             "Build the recipe anew: from 1.3 on the checkpoint itself is served"
         )
-    named = [] if first < NEW else ["--served_model_name", words.served_model_name]
-    if first < NEW:  # the model's name is that of its folder
+    named = [] if old else ["--served_model_name", words.served_model_name]
+    if old:  # the model's name is that of its folder
         link = Path(tempfile.mkdtemp(prefix="optpipe-trtllm-")) / words.served_model_name
         link.symlink_to(model)
         named, model = ["--tokenizer", str(model)], link
-    file = ["--config" if first >= NEW else "--extra_llm_api_options", words.config]
+    file = ["--extra_llm_api_options" if old else "--config", words.config]
     place = ["--host", words.host, "--port", words.port]
     backend = ["--backend", "tensorrt" if built else "pytorch"]
     return [command("trtllm-serve", version), str(model), *backend, *file, *place, *named]

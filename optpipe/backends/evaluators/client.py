@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from optpipe.records import Json
 from optpipe.worker import Failure
 
+BY_LOGITS = ("tensorrt_llm",)
+"""Engines that tell no log-probabilities of a prompt, but its logits."""
 UNDEFINED = -9999.0
 """What vLLM writes in place of a log-probability of minus infinity, which JSON cannot hold."""
 
@@ -34,11 +36,14 @@ class Engine:
     url: str
     model: str
     timeout_s: float = 300.0
+    kind: str = ""
+    """The engine's word in a recipe, where that is known."""
 
     @classmethod
     def of(cls, context: Json, options: Json) -> Engine:
         """The engine that a session hands to a body; the first request may compile, so it may take long."""
-        return cls(str(context["url"]), str(context["model"]), float(options.get("timeout_s", 300.0)))
+        seconds = float(options.get("timeout_s", 300.0))
+        return cls(str(context["url"]), str(context["model"]), seconds, str(context.get("engine", "")))
 
     def complete(self, prompt: str | list[int], **options: Any) -> Json:
         """The first choice of `/v1/completions`. Raises `Refused`, or a transient `Failure`."""
@@ -46,6 +51,14 @@ class Engine:
         answer = json.loads(self._ask("POST", "/v1/completions", json.dumps(body)))
         choices = answer.get("choices") or [{}]
         return dict(choices[0])
+
+    def prompt_logprobs(self, ids: list[int], top: int) -> list[Any]:
+        """For each token of a prompt {its id: {"logprob"}}, as vLLM says it: the first is None. Raises as `complete`.
+        `top`: how many of the likeliest tokens are wanted too, 0 or 1."""
+        words = {"max_tokens": 1, "temperature": 0}
+        if self.kind in BY_LOGITS:
+            return from_logits(self.complete(ids, **words, return_context_logits=True).get("context_logits"), ids)
+        return list(self.complete(ids, **words, prompt_logprobs=top).get("prompt_logprobs") or [])
 
     def healthy(self) -> bool:
         """Whether `/health` answers; an engine without that path counts as healthy while it answers."""
@@ -77,6 +90,28 @@ class Engine:
         if response.status >= 400:
             raise Refused(path, response.status, _said(data))
         return data
+
+
+def from_logits(logits: Any, ids: list[int]) -> list[Any]:
+    """Log-probabilities of each token and the likeliest from the logits [tokens, vocabulary] of a whole prompt;
+    Failure where they are not of the whole: TensorRT-LLM leaves out what it found in its cache."""
+    import numpy as np
+
+    values = np.asarray(logits if logits is not None else [], dtype=np.float64)
+    if values.ndim != 2 or len(values) != len(ids):
+        hint = "its blocks must not be reused: kv_cache_config.enable_block_reuse: false"
+        raise Failure(f"the engine gave logits of shape {values.shape} for {len(ids)} tokens", hint=hint)
+    rows, following = values[:-1], np.asarray(ids[1:])
+    top = rows.max(axis=1)
+    own = rows[np.arange(len(rows)), following]
+    logprobs = own - top - np.log(np.exp(rows - top[:, None]).sum(axis=1))
+    best = rows.argmax(axis=1)
+    likeliest = logprobs + top - own
+    told = [
+        {str(b): {"logprob": float(most)}, str(i): {"logprob": float(p)}}
+        for b, most, i, p in zip(best, likeliest, ids[1:], logprobs)
+    ]
+    return [None, *told]
 
 
 def _said(data: bytes) -> str:

@@ -63,12 +63,11 @@ def engine_logprobs(tokens: Any, options: Json, work: Work) -> Iterator[list[flo
 def prompt_logprobs(engine: Engine, ids: list[int]) -> list[float]:
     """Log-probabilities of ids[1:], each given those before it. Raises `Failure`."""
     try:
-        choice = engine.complete(ids, max_tokens=1, temperature=0, prompt_logprobs=0)
+        entries = engine.prompt_logprobs(ids, 0)
     except Refused as refused:
         healthy = engine.healthy()
         hint = f"the engine needs max_model_len of at least {len(ids) + 1}" if refused.status == 400 else None
         raise Failure(str(refused), hint=hint, transient=not healthy) from None
-    entries = choice.get("prompt_logprobs") or []
     if len(entries) != len(ids):
         raise Failure(f"the engine gave {len(entries)} log-probabilities for {len(ids)} tokens")
     return [_logprob(entry, token, at) for at, (entry, token) in enumerate(zip(entries, ids)) if at > 0]

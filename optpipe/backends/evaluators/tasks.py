@@ -90,8 +90,7 @@ def until_first(text: str, stops: Sequence[str]) -> str:
 
 def likelihood(engine: Engine, ids: list[int], first: int) -> Answer:
     """Log-likelihood of ids[first:] given those before, and whether greedy decoding would write them."""
-    choice = engine.complete(ids, max_tokens=1, temperature=0, prompt_logprobs=1)
-    entries = choice.get("prompt_logprobs") or []
+    entries = engine.prompt_logprobs(ids, 1)
     if len(entries) != len(ids):
         raise Failure(f"the engine gave {len(entries)} log-probabilities for {len(ids)} tokens")
     told = list(told_of(entries[first:], ids[first:]))

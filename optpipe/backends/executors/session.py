@@ -101,7 +101,7 @@ class EngineSession:
     def _guarded(self, keyed: Keyed, running: Running) -> JobResult:
         """Run the job; where the engine died under it, that is what is said."""
         engine = running.engine
-        place = {"url": engine.url, "model": self.spec.served_name}
+        place = {"url": engine.url, "model": self.spec.served_name, "engine": self.spec.engine}
         keyed = replace(keyed, job=replace(keyed.job, context={**keyed.job.context, **place}))
         try:
             with self._executor.at_work(self.spec.needs, running.grant, keyed.job.needs) as given:

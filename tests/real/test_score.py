@@ -55,6 +55,21 @@ def scored(folder: Path, model: Path, rows: Path, **more: Any) -> tuple[dict[str
     return record, np.load(folder / "files" / "token_logprobs.npy")
 
 
+FEW_ROWS = """
+import torch
+from optpipe.backends.evaluators import forward
+rows, weight = (torch.randint(-127, 128, shape, dtype=torch.int8) for shape in ((3, 64), (64, 32)))
+assert torch.equal(forward.int8_product(rows, weight, 17), rows.int() @ weight.int())
+assert torch.equal(forward.int8_product(rows, weight, 0), rows.int() @ weight.int())
+assert forward.device() == ("cuda" if torch.cuda.is_available() else "cpu")
+"""
+
+
+def test_few_rows_are_filled_up_for_a_gpus_product_and_change_nothing() -> None:
+    done = in_quantize("-c", FEW_ROWS)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def mean(record: dict[str, Any], name: str) -> float:
     return float(sum(u[name] for u in record["units"]) / sum(u["tokens"] for u in record["units"]))
 

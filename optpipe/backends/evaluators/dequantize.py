@@ -31,8 +31,8 @@ def stored(folder: Path) -> dict[str, Any] | None:
     return found if found.get("quant_method") in FORMATS else None
 
 
-def load(folder: Path, dtype: Any, config: Mapping[str, Any]) -> Any:
-    """The model in evaluation mode with plain linear layers in `dtype`; Failure where tensors are missing."""
+def load(folder: Path, dtype: Any, config: Mapping[str, Any], device: str = "cpu") -> Any:
+    """The model in evaluation mode on `device` with plain linear layers in `dtype`; Failure where tensors are missing."""
     import transformers
 
     plain = transformers.AutoConfig.from_pretrained(folder)
@@ -50,9 +50,10 @@ def load(folder: Path, dtype: Any, config: Mapping[str, Any]) -> Any:
         None, config=plain, state_dict=state, dtype=dtype, output_loading_info=True
     )
     whole((*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])))
+    model.to(device)
     for name, parts in static.items():
         module = model.get_submodule(name)
-        module.forward = layer(module, parts, dtype)
+        module.forward = layer(module, {part: tensor.to(device) for part, tensor in parts.items()}, dtype)
     return model.eval()
 
 

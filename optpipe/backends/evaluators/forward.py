@@ -18,16 +18,25 @@ if TYPE_CHECKING:
 
 INT8_MAX = 127.0
 FP8_MAX = 448.0
+FEWEST_ROWS = 17
+"""On a GPU, torch's product of int8 matrices takes no fewer rows."""
 
 
-def load(folder: Path, dtype: Any) -> Any:
-    """The model in evaluation mode, its quantized layers replaced by what computes them."""
+def device() -> str:
+    """Where models are scored: `cuda` where the job was given a GPU, else `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load(folder: Path, dtype: Any, device: str = "cpu") -> Any:
+    """The model in evaluation mode on `device`, its quantized layers replaced by what computes them."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     if found := dequantize.stored(folder):
-        return dequantize.load(folder, dtype, found)
-    model = loading.load(folder, dtype, apart=loading.quantized_by_expert(folder))
+        return dequantize.load(folder, dtype, found, device)
+    model = loading.load(folder, dtype, apart=loading.quantized_by_expert(folder)).to(device)
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return model
@@ -55,7 +64,7 @@ def vocabulary(model: Any) -> int:
 
 
 def logits(model: Any, ids: Any) -> Any:
-    """[batch, L, vocabulary], in the model's own dtype."""
+    """[batch, L, vocabulary], in the model's own dtype and on its device, as `ids` are."""
     return model(input_ids=ids, use_cache=False).logits
 
 
@@ -84,6 +93,16 @@ class Memory:
         return codes
 
 
+def int8_product(rows: Any, weight: Any, fewest: int) -> Any:
+    """int8 [n, in] times int8 [in, out] in int32; fewer rows than `fewest` are filled up with zeros."""
+    import torch
+
+    if len(rows) < fewest:
+        filled = torch.nn.functional.pad(rows, (0, 0, 0, fewest - len(rows)))
+        return torch._int_mm(filled, weight)[: len(rows)]
+    return torch._int_mm(rows, weight)
+
+
 def int8_linear(module: Any, memory: Memory, dtype: Any) -> Callable[[Any], Any]:
     """int8 codes times int8 codes in int32, then the token's and the channel's scale in float32."""
     import torch
@@ -99,7 +118,7 @@ def int8_linear(module: Any, memory: Memory, dtype: Any) -> Callable[[Any], Any]
 
     def forward(entry: Any) -> Any:
         rows, scales = memory.of(entry, codes)
-        out = torch._int_mm(rows, weight).float().mul_(scales).mul_(scale)
+        out = int8_product(rows, weight, FEWEST_ROWS * rows.is_cuda).float().mul_(scales).mul_(scale)
         if bias is not None:
             out += bias
         return out.to(dtype).reshape(*entry.shape[:-1], out.shape[-1])  # an expert may get no token

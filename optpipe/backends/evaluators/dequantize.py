@@ -32,7 +32,7 @@ def stored(folder: Path) -> dict[str, Any] | None:
 
 
 def load(folder: Path, dtype: Any, config: Mapping[str, Any], device: str = "cpu") -> Any:
-    """The model in evaluation mode on `device` with plain linear layers in `dtype`; Failure where tensors are missing."""
+    """The model on `device`, to evaluate, with plain linear layers in `dtype`; Failure where tensors are missing."""
     import transformers
 
     plain = transformers.AutoConfig.from_pretrained(folder)

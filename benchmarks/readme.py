@@ -1,4 +1,5 @@
-"""The README's figures, from the committed results: `python -m benchmarks.readme` writes them, `--check` compares."""
+"""Figures in the README and in docs, from the committed results: `python -m benchmarks.readme` writes them, `--check`
+compares."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ from pathlib import Path
 from textwrap import fill
 
 from benchmarks.document import RESULTS, Json
+from benchmarks.gptq_page import tables
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "docs" / "gptq-libraries.md")
+"""Every page with marked places."""
 WIDTH = 118
 MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -54,17 +59,24 @@ def verdicts(result: Json) -> str:
     )
 
 
-SENTENCES: dict[str, Callable[[Json], str]] = {"by_hand": by_hand, "tuner": tuner, "verdicts": verdicts}
+SENTENCES: dict[str, Callable[[Json], str]] = {
+    "by_hand": by_hand,
+    "tuner": tuner,
+    "verdicts": verdicts,
+    "gptq_libraries": tables,
+}
 
 
 def filled(text: str) -> str:
-    """The README's text with every marked place written anew."""
+    """A page's text with every marked place written anew; rows of tables stay on their lines."""
 
     def sentence(place: re.Match[str]) -> str:
         name = place[2]
         result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         lines = SENTENCES[name](result).splitlines()
-        wrapped = "\n".join(fill(line, WIDTH, break_on_hyphens=False) for line in lines)
+        wrapped = "\n".join(
+            line if line.startswith("|") else fill(line, WIDTH, break_on_hyphens=False) for line in lines
+        )
         return f"{place[1]}{wrapped}\n{place[3]}"
 
     return MARK.sub(sentence, text)
@@ -72,13 +84,15 @@ def filled(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 where the README says other figures")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a page says other figures")
     check = parser.parse_args().check
-    text = README.read_text(encoding="utf-8")
-    wanted = filled(text)
-    if check:
-        sys.exit(0 if wanted == text else "README.md is not current: python -m benchmarks.readme")
-    README.write_text(wanted, encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        wanted = filled(text)
+        if not check:
+            page.write_text(wanted, encoding="utf-8")
+        elif wanted != text:
+            sys.exit(f"{page.relative_to(ROOT)} is not current: python -m benchmarks.readme")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The README says what the committed results say."""
+"""The README, and pages of the docs, say what the committed results say."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,9 @@ from benchmarks import readme
 from benchmarks.document import RESULTS
 
 
-def test_the_figures_are_those_of_the_results() -> None:
-    text = readme.README.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
+def test_the_figures_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert readme.MARK.search(text), "no figure is marked"
     assert readme.filled(text) == text, "run: python -m benchmarks.readme"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from optpipe import __version__, pipeline
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.compared import Made, Spent, compared, disk_used
 from optpipe.console import Talk
-from optpipe.errors import EnvironmentMissing, InputError, Interrupted, OptpipeError, did_you_mean
+from optpipe.errors import InputError, Interrupted, OptpipeError, did_you_mean, of_system
 from optpipe.inuse import InUse
 from optpipe.keep import drop_after
 from optpipe.model import hardware
@@ -30,9 +29,6 @@ from optpipe.report.page import html
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder, write_atomic
 from optpipe.summary import broken_off, summary
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Of an OSError: the disk is no place to write any more."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +142,7 @@ def known(cause: BaseException) -> OptpipeError | None:
         return cause
     if isinstance(cause, KeyboardInterrupt):
         return Interrupted("interrupted; the next build goes on where this one stopped")
-    if isinstance(cause, OSError) and cause.errno in FULL:
-        hint = "make room (`optpipe cache gc --max-size 0` drops all that can be made again) and build again"
-        return EnvironmentMissing(f"{cause.strerror}: {cause.filename}", hint=hint)
-    return None
+    return of_system(cause) if isinstance(cause, OSError) else None
 
 
 def jobs(run: Run) -> dict[str, int]:

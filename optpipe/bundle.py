@@ -121,6 +121,11 @@ def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
 # ---------------------------------------------------------------- reading
 
 
+def bundle_at(path: Path) -> Path | None:
+    """The bundle that `path` is, or that a run's folder holds as `package/`; None where there is none."""
+    return next((folder for folder in (path, path / "package") if (folder / MANIFEST).is_file()), None)
+
+
 def read_manifest(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     """The manifest of a bundle from outside, or what is wrong with it; nothing else is read yet."""
     try:

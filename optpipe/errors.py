@@ -2,6 +2,7 @@
 
 OptpipeError            1  a bug of ours (what the others are not)
 +- InputError           2  a recipe, model, text or reference is wrong
+|  +- NotPublished         a version or alias that is not there, or not yet
 +- EnvironmentMissing   3  a toolchain, GPU, disk space, port is not there
 +- BackendFailed        4  a quantizer, engine or load generator failed
 +- GateFailed           5  nothing passed the gates, or a regression was found
@@ -13,6 +14,7 @@ OptpipeError            1  a bug of ours (what the others are not)
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,10 @@ class OptpipeError(Exception):
 
 class InputError(OptpipeError):
     exit_code = 2
+
+
+class NotPublished(InputError):
+    """No such model, version or alias in a registry that answered: the first version has nothing before it."""
 
 
 class EnvironmentMissing(OptpipeError):
@@ -109,3 +115,23 @@ def did_you_mean(word: str, known: list[str]) -> str:
 
     close = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""Of an OSError: what was named cannot be read or written as that."""
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def of_system(error: OSError) -> OptpipeError | None:
+    """What the operating system refused, for a user; None where it rather is a bug of ours."""
+    place = None if error.filename is None else str(error.filename)
+    told = error.strerror or str(error)
+    if error.errno in WRONG_PATH:
+        return InputError(told, place=place, hint="a file stands where a folder belongs, or the name cannot be used")
+    if error.errno in CLOSED:
+        return EnvironmentMissing(told, place=place, hint="name a place that this user may read and write")
+    if error.errno in FULL:
+        hint = "make room; `optpipe cache gc --max-size 0` drops all that can be made again"
+        return EnvironmentMissing(told, place=place, hint=hint)
+    return None

@@ -24,7 +24,7 @@ from optpipe.records import Check, Status, from_json
 from optpipe.report.compare import Axis, Comparison, Line, Side, change_told, compare, side
 from optpipe.report.data import read
 from optpipe.run import Run, Toolchains
-from optpipe.rundir import RunFolder, digest_file, read_json
+from optpipe.rundir import RunFolder, digest_file, read_json, readable
 from optpipe.stages.evaluate import Scorer
 from optpipe.stages.resolve import resolve_texts
 from optpipe.versus import Challenger, Champion, versus
@@ -171,4 +171,7 @@ def recorded(line: Line, limit: float, *, at_most: bool) -> Check:
 def read_gated(path: Path) -> Gated | None:
     """The record of a run's last gate, if there was one."""
     record = path / RECORD
-    return from_json(Gated, read_json(record)) if record.is_file() else None
+    if not record.is_file():
+        return None
+    with readable(record):
+        return from_json(Gated, read_json(record))

@@ -43,9 +43,8 @@ def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, i
 
 def located(reference: str, registry: str, policy: Policy) -> tuple[Path, str]:
     """A bundle's folder, named by its path or by a registry reference, and what to serve it as."""
-    path = Path(reference)
-    if (path / bundles.MANIFEST).is_file():
-        return path.absolute(), path.absolute().name
+    if (folder := bundles.bundle_at(Path(reference))) is not None:
+        return folder.absolute(), Path(reference).absolute().name
     source = registries.at(registry, notary=Notary(say, policy))
     version = source.resolve(reference)
     return source.local(version), version.name

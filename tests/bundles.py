@@ -16,6 +16,11 @@ def small_bundle(folder: Path, text: str, name: str = "tiny") -> Bundle:
     """A bundle in `folder`, whose weights are `text`; nothing in it could be loaded."""
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_text(text)
+    return told_about(folder, name)
+
+
+def told_about(folder: Path, name: str) -> Bundle:
+    """The bundle of the files in `folder`, with what it is, the recipe, and provenance that fits."""
     model = bundles.list_files(folder).files
     recipe: Json = {"version": 1, "name": name}
     about = {"name": name, "candidate": "int8@vllm", "base": {"digest": BASE}}

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe import bundle as bundles
 from optpipe.backends.registries import Registry, Version, at
 from optpipe.errors import OptpipeError
 from optpipe.records import Bundle
+from tests.bundles import told_about
 from tests.fakes.cutting import How, Proxy
 from tests.registry_contract import Connect
 
@@ -51,8 +51,7 @@ def small(folder: Path, name: str, content: str) -> Bundle:
     (folder / "README.md").write_text(content)
     for part in range(2):
         (folder / f"model-{part}.safetensors").write_bytes(f"{content} {part} ".encode() * 20_000)
-    manifest = bundles.write_manifest(folder)
-    return Bundle(name, folder, manifest.digest, "sha256:" + "1" * 64, manifest.bytes)
+    return told_about(folder, name)
 
 
 def publish(registry: Registry, bundle: Bundle, *aliases: str) -> None:

@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from optpipe.cli.app import app
-    from optpipe.errors import Interrupted, OptpipeError
+    from optpipe.errors import Interrupted, OptpipeError, of_system
 
     try:
         result = app(arguments, standalone_mode=False, prog_name="optpipe")
@@ -36,6 +36,10 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if (refused := of_system(error)) is None:
+            raise
+        return told(refused, arguments)
     except typer.TyperException as error:
         return misused(error, arguments)
     except typer.Abort:
@@ -59,13 +63,16 @@ def misused(error: Exception, arguments: list[str]) -> int:
 def told(error: OptpipeError, arguments: list[str]) -> int:
     """Say what is wrong; with `--json` as a document too, behind what is known all the same. The exit code."""
     from optpipe.console import emit, say
+    from optpipe.errors import InputProblems
 
     say(str(error) if error.exit_code == 130 else f"error: {error}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
         annotate(error)
     if "--json" in arguments:
         about = {"exit_code": error.exit_code, "place": error.place, "message": error.message, "hint": error.hint}
-        emit({**error.document, "error": about})
+        several = error.problems if isinstance(error, InputProblems) else ()
+        problems = {"problems": [vars(problem) for problem in several]} if several else {}
+        emit({**error.document, "error": about | problems})
     return error.exit_code
 
 

@@ -52,16 +52,17 @@ def gate(
 ) -> None:
     """Hold a build against a published version: exit 5 on a regression, 7 where it cannot tell."""
     from optpipe import console
-    from optpipe.errors import InputError
+    from optpipe.errors import InputError, NotPublished
     from optpipe.gate import gate as gate_
     from optpipe.records import to_json
 
     if not 0 < threshold < 100:
         hint = "10 is what most teams block at"
         raise InputError(f"{threshold:g} is not between 0 and 100", place="--threshold", hint=hint)
+    wanted = own(against, run)
     try:
-        version = published(own(against, run), registry)
-    except InputError as error:
+        version = published(wanted, registry)
+    except NotPublished as error:
         if not allow_missing:
             error.hint = f"{error.hint or ''}; --allow-missing passes the first version".lstrip("; ")
             raise
@@ -97,9 +98,12 @@ def told(found: Gated, verdict: str) -> str:
 
 def side_of(reference: str, registry: str | None) -> Side:
     """The records that a reference means."""
+    from optpipe.errors import InputError
     from optpipe.report.compare import side
 
-    path, _, candidate = reference.partition(":") if not Path(reference).exists() else (reference, "", "")
+    path, colon, candidate = reference.partition(":") if not Path(reference).exists() else (reference, "", "")
+    if colon and not candidate:
+        raise InputError("names no candidate after the colon", place=reference, hint="RUN, or RUN:CANDIDATE")
     if Path(path).is_dir():
         return side(Path(path), path, candidate or None)
     found = published(reference, registry)
@@ -107,21 +111,21 @@ def side_of(reference: str, registry: str | None) -> Side:
 
 
 def own(reference: str, run: Path) -> str:
-    """`@alias` means the model that the run is of."""
-    from optpipe.report.data import read
+    """`@alias` means the model that the run is of; a run that is not there ends here, whatever `reference` is."""
+    from optpipe.report.compare import read_either
 
-    return f"{read(run).name}{reference}" if reference.startswith("@") else reference
+    name = read_either(run).name
+    return f"{name}{reference}" if reference.startswith("@") else reference
 
 
 def published(reference: str, registry: str | None) -> Against:
     """A version of a registry, or a bundle's folder."""
-    from optpipe.bundle import MANIFEST
+    from optpipe.bundle import MANIFEST, bundle_at
     from optpipe.gate import Against
     from optpipe.rundir import digest_file
 
-    path = Path(reference)
-    if (path / MANIFEST).is_file():
-        return Against(reference, digest_file(path / MANIFEST), path)
+    if (folder := bundle_at(Path(reference))) is not None:
+        return Against(reference, digest_file(folder / MANIFEST), folder)
     with opened(registry) as source:
         version = source.resolve(reference)
         return Against(reference, version.digest, source.local(version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,8 @@ def opened(where: str | None, policy: Policy | None = None) -> Iterator[Registry
 
     default = str(DEFAULT_ARTIFACTS / "registry")
     if where and "://" not in where and not Path(where).is_dir():
-        raise InputError("there is no such folder", place=f"--registry {where}", hint=f"the default is {default}")
+        hint = f"`mkdir -p {shlex.quote(where)}` makes a new registry; the default is {default}"
+        raise InputError("there is no such folder", place=f"--registry {where}", hint=hint)
     with Talk() as talk:
         yield registries.at(where or default, notary=Notary(talk.say, policy), progress=talk.transfer)
 
@@ -87,9 +89,13 @@ def list_(as_json: AsJson = False, registry: Where = None) -> None:
 def history(name: Model, as_json: AsJson = False, registry: Where = None) -> None:
     """Who moved which alias of a model from what to what, when, on which evidence; oldest first."""
     from optpipe import console
+    from optpipe.backends.registries.references import checked_name
 
     with opened(registry) as source:
+        checked_name(name, "model")
         moves = [kept.move for kept in source.history(name)]
+        if not moves:
+            source.known(name, name)
     if as_json:
         return console.emit({"name": name, "moves": moves})
     for move in moves:
@@ -133,10 +139,12 @@ def verify(
 ) -> None:
     """Check a version or a bundle's folder: signature, every file, nothing added, provenance; exit 6 if not."""
     from optpipe import console, proofs
+    from optpipe.bundle import bundle_at
 
     policy = proofs.load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
-    if Path(reference).is_dir():
-        found = proofs.examine(Path(reference), policy)
+    folder = bundle_at(Path(reference)) or Path(reference)
+    if folder.is_dir():
+        found = proofs.examine(folder, policy)
     else:
         with opened(registry, policy) as source:
             found = source.examine(source.resolve(reference))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from optpipe import __version__
 from optpipe.errors import InputError
 from optpipe.records import Json, LoadFigures, from_json
-from optpipe.rundir import read_json
+from optpipe.rundir import read_json, readable
 
 HEADROOM = 1.4
 """Instances over what the measured capacity needs: practitioners keep 30 to 50 %."""
@@ -22,6 +23,7 @@ QUEUE = 2
 """Requests that may wait, as a multiple of those in flight at capacity: 2 to 3, then 429."""
 UTILISATION = 0.7
 """Share of the capacity at which another instance is started."""
+IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 IMAGES = {"cuda": "vllm/vllm-openai:v{version}"}
 """Of the engine's own project; it publishes none of this kind for every CPU, so there one is named."""
 
@@ -92,6 +94,11 @@ class Facts:
 
 def read(folder: Path, digest: str, wish: Wish) -> Facts:
     """The facts of a bundle in `folder`. Raises InputError where it was never measured, or no image is known."""
+    with readable(folder):
+        return _read(folder, digest, wish)
+
+
+def _read(folder: Path, digest: str, wish: Wish) -> Facts:
     about = read_json(folder / "optpipe.json")
     engine = str(about["target"]["engine"])
     if engine != "vllm":
@@ -123,6 +130,9 @@ def read(folder: Path, digest: str, wish: Wish) -> Facts:
 
 
 def image(platform: str, version: str, wish: Wish) -> str:
+    if wish.image and not IMAGE.fullmatch(wish.image):
+        hint = "e.g. registry.example.com/vllm-openai:v0.11.0, or NAME@sha256:..."
+        raise InputError(f"{wish.image!r} cannot be the name of an image", place="--image", hint=hint)
     if wish.image:
         return wish.image
     if platform not in IMAGES:

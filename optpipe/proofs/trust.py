@@ -90,12 +90,12 @@ def read(path: Path) -> tuple[Trusted, ...]:
             raise InputError(f"{path} is not there", place=FILE, hint="name a policy file") from None
         return ()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not TOML: {error}", place=str(path)) from None
+        raise InputError(f"not TOML: {error}", place=str(path), hint="docs/signing.md shows one") from None
     if unknown := sorted(set(document) - {"signer"}):
         raise InputError(f"unknown key {unknown[0]!r}", place=str(path), hint="known: [[signer]]")
     signers = document.get("signer", [])
-    if not isinstance(signers, list):
-        raise InputError("`signer` is not a list", place=str(path), hint="write [[signer]] over each")
+    if not isinstance(signers, list) or not all(isinstance(item, dict) for item in signers):
+        raise InputError("`signer` is not a list of tables", place=str(path), hint="write [[signer]] over each")
     return tuple(_trusted(item, path, f"{path}: signer {number}") for number, item in enumerate(signers, 1))
 
 

@@ -16,7 +16,7 @@ from optpipe.records import Hardware, Json, LoadFigures, Measured, TaskQuality, 
 from optpipe.report import figures
 from optpipe.report.data import ReportData, Row, read, rows
 from optpipe.report.markdown import cell, grid
-from optpipe.rundir import read_json
+from optpipe.rundir import read_json, readable
 
 Axis = Literal["model", "engine", "driver", "hardware"]
 Outcome = Literal["better", "worse", "no difference seen", "the same", "not compared", "told only"]
@@ -64,13 +64,7 @@ class Comparison:
 
 def side(path: Path, label: str, candidate: str | None = None) -> Side:
     """A run's folder or a bundle's; of a run its winner, or the candidate that is named."""
-    if (path / RUN).is_file():
-        data = read(path)
-    elif (path / BUNDLE).is_file():
-        data = read_bundle(path)
-    else:
-        hint = "name a run (artifacts/latest), a bundle's folder, or a published version (name@alias)"
-        raise InputError("neither a run nor a bundle", place=str(path), hint=hint)
+    data = read_either(path)
     table = rows(data)
     if candidate is not None:
         found = next((row for row in table if row.name == candidate), None)
@@ -88,18 +82,26 @@ def names(table: Sequence[Row]) -> list[str]:
     return [row.name for row in table]
 
 
+def read_either(path: Path) -> ReportData:
+    """The records of a run's folder or of a bundle's."""
+    if (path / RUN).is_file():
+        return read(path)
+    if (path / BUNDLE).is_file():
+        return read_bundle(path)
+    hint = "name a run (artifacts/latest), a bundle's folder, or a published version (name@alias)"
+    raise InputError("neither a run nor a bundle" if path.exists() else "is not there", place=str(path), hint=hint)
+
+
 def read_bundle(folder: Path) -> ReportData:
     """A bundle's records; InputError where they are of another version of optpipe."""
     import yaml
 
-    about = read_json(folder / BUNDLE)
-    recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
-    known: Json = {"recipe": recipe, **about["measured_on"], "command": "", "failures": {}}
-    try:
-        return read(folder / "records", known)
-    except (TypeError, KeyError) as error:
-        hint = "compare with the optpipe that made it, or build it anew"
-        raise InputError(f"records of another version of optpipe: {error}", place=str(folder), hint=hint) from None
+    with readable(folder / BUNDLE):
+        measured = read_json(folder / BUNDLE)["measured_on"]
+    with readable(folder / "recipe.resolved.yaml"):
+        recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
+    known: Json = {"recipe": recipe, **measured, "command": "", "failures": {}}
+    return read(folder / "records", known)
 
 
 def compare(a: Side, b: Side, changed: Axis | None = None) -> Comparison:

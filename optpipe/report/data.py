@@ -29,6 +29,7 @@ from optpipe.records import (
     Tuning,
     from_json,
 )
+from optpipe.rundir import readable
 
 ESTIMATES = "estimates.json"
 """The record of a run in which estimates stand beside what was measured."""
@@ -203,9 +204,16 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
     """The records of a run folder; what the run did not get to is left out. `about`: in place of its run.json."""
     run = about or _load(folder / "run.json")
     if run is None:
-        raise InputError("no run.json", place=str(folder), hint="name a folder in artifacts/runs")
+        hint = "`optpipe build RECIPE` makes artifacts/latest; others are in artifacts/runs"
+        found = "holds no run.json" if folder.is_dir() else "there is no such run's folder"
+        raise InputError(found, place=str(folder), hint=hint)
     if not (folder / "02-plan.json").exists():
         raise InputError("the run ended before its plan, so there is nothing to report", place=str(folder))
+    with readable(folder / "run.json"):
+        return _read(folder, run)
+
+
+def _read(folder: Path, run: Json) -> ReportData:
     base = [Checkpoint] if (folder / "03-resolve.json").exists() else []
     return ReportData(
         name=run["recipe"]["name"],
@@ -225,14 +233,12 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
         tunings=_all(Tuning, folder, "08-tune/*.json"),
         selection=_one(Selection, folder / "09-select.json"),
         confirmation=_one(Confirmation, folder / "10-confirm.json"),
-        challenges=tuple(from_json(Challenge, item) for item in _load(folder / "11-challenge.json") or ()),
-        published=tuple(
-            from_json(Published, item) for item in (_load(folder / "publish.json") or {}).get("published", ())
-        ),
+        challenges=_list(Challenge, folder / "11-challenge.json"),
+        published=_list(Published, folder / "publish.json", "published"),
         texts=run.get("texts", {}),
         toolchains=run.get("toolchains", {}),
         failures=run.get("failures", {}),
-        compared=tuple(from_json(Compared, item) for item in _load(folder / ESTIMATES) or ()),
+        compared=_list(Compared, folder / ESTIMATES),
         seconds=run.get("seconds", {}),
         run=folder.name,
     )
@@ -240,15 +246,24 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        with readable(path):
+            return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def _one(kind: type[Any], path: Path) -> Any:
-    value = _load(path)
-    return None if value is None else from_json(kind, value)
+    with readable(path):
+        value = _load(path)
+        return None if value is None else from_json(kind, value)
 
 
 def _all(kind: type[Any], folder: Path, pattern: str) -> tuple[Any, ...]:
     return tuple(_one(kind, path) for path in sorted(folder.glob(pattern)))
+
+
+def _list(kind: type[Any], path: Path, key: str | None = None) -> tuple[Any, ...]:
+    """The records of a file that holds several, below `key` where it holds more than these."""
+    with readable(path):
+        found = _load(path) or {}
+        return tuple(from_json(kind, item) for item in (found if key is None else found.get(key, ())))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from optpipe.errors import InputError
 from optpipe.records import to_json
 
 
@@ -37,6 +38,17 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is read here lacks the form that this version reads: an InputError of its file, not a bug."""
+    try:
+        yield
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        told = f"damaged, or a record of another version of optpipe: {type(error).__name__}: {error}"
+        hint = "read it with the optpipe that made it, or build it anew"
+        raise InputError(told, place=str(path), hint=hint) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -240,7 +240,7 @@ def test_of_two_processes_one_wins_the_alias(registry: Registry, tmp_path: Path)
     told = sorted(answers.get(timeout=30) for _ in racers)
     for racer in racers:
         racer.join()
-    assert told == ["PublishFailed"] * 3 + ["won"]
+    assert told == ["AliasMoved"] * 3 + ["won"]
     assert len(registry.history("tiny")) == 1
 
 

@@ -81,7 +81,8 @@ class Aliases:
             raise InputError(f"{name} has no alias {alias!r}", place=name, hint="`optpipe list` shows them")
         before = [digest for digest in earlier(in_order(history, alias)) if digest != now]
         if not before:
-            raise InputError(f"{alias} has meant nothing but {now}", place=f"{name}@{alias}")
+            hint = f"`optpipe history {name}` shows every move"
+            raise InputError(f"{alias} has meant nothing but {now}", place=f"{name}@{alias}", hint=hint)
         version = Version(name, before[-1])
         self._change(version, alias, now, evidence, "rollback")
         return version

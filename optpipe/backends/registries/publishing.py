@@ -9,22 +9,37 @@ from optpipe import bundle as bundles
 from optpipe.backends import registries
 from optpipe.errors import InputError
 from optpipe.model import sources
-from optpipe.proofs import Notary
+from optpipe.proofs import Notary, provenance
 from optpipe.records import Bundle
 
 
 def packaged(path: Path, name: str | None = None) -> Bundle:
     """The bundle at `path` or in `path/package`, under its own name or `name`."""
-    folder = path / "package" if (path / "package" / bundles.MANIFEST).is_file() else path
+    if (folder := bundles.bundle_at(path)) is None:
+        hint = "name a run's folder that has package/ (artifacts/latest), or a bundle"
+        told = "holds no manifest.json" if path.exists() else "is not there"
+        raise InputError(told, place=str(path), hint=hint)
     manifest, problems = bundles.read_manifest(folder)
     if manifest is None or problems:
-        raise InputError(str(problems[0]), place=str(path), hint="name a run's folder that has package/, or a bundle")
-    about = folder / "optpipe.json"
-    known = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+        raise InputError(str(problems[0]), place=str(folder), hint="build its recipe again: what is done is kept")
+    require_provenance(folder, manifest)
+    known = json.loads((folder / "optpipe.json").read_text(encoding="utf-8"))
     name = name or known.get("name")
     if not name:
         raise InputError("says no name", place=str(folder), hint="give one with --name")
     return Bundle(name, folder, manifest.digest, str(known.get("model_digest", "")), manifest.bytes)
+
+
+def require_provenance(folder: Path, manifest: bundles.Manifest) -> None:
+    """InputError where `verify` and `pull` would refuse what the bundle says of how it was made."""
+
+    def read(path: str) -> bytes:
+        with bundles.open_plain(folder / path) as file:
+            return file.read()
+
+    for problem in provenance.problems(manifest, read):
+        hint = "build its recipe again with this version of optpipe: what is done is kept"
+        raise InputError(f"{problem.place}: {problem.message}", place=str(folder), hint=hint)
 
 
 def puller(default: Path, say: sources.Say) -> sources.Pull:

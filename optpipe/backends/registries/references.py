@@ -42,6 +42,9 @@ class Version:
 def parse(text: str) -> Reference:
     """The reference that `text` is; without `@`, the alias `latest` is meant."""
     name, at, rest = text.removeprefix("registry:").partition("@")
+    if not name or any(mark in name for mark in "/\\:"):
+        hint = "name a folder that is there, or a published model: name, name@alias or name@sha256:..."
+        raise InputError(f"{text!r} is neither a folder that is there nor the name of a model", hint=hint)
     checked_name(name, "model")
     if not at:
         return Reference(name, alias=LATEST)
@@ -60,7 +63,7 @@ def checked_name(name: str, what: str) -> str:
     """`name` if it is safe as one folder or file name everywhere, else an InputError."""
     if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
         raise InputError(
-            f"{name!r} is not the name of a {what}",
+            f"{name!r} cannot be the name of {'an' if what[0] in 'aeiou' else 'a'} {what}",
             hint="lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit, 96 at most",
         )
     return name

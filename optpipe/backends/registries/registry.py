@@ -18,7 +18,7 @@ from optpipe.backends.registries.aliases import Aliases
 from optpipe.backends.registries.references import Reference, Version, checked_name, parse, told
 from optpipe.backends.registries.storage import Storage, on_disk
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import EnvironmentMissing, InputError, Problem, PublishFailed, did_you_mean
+from optpipe.errors import EnvironmentMissing, InputError, NotPublished, Problem, PublishFailed, did_you_mean
 from optpipe.proofs import Examined, Notary, Policy, judge
 from optpipe.records import Bundle, Json
 from optpipe.rundir import digest_bytes, locked, optpipe_home, sync_folder, sync_tree, write_atomic
@@ -117,7 +117,7 @@ class Registry(Aliases):
         return version
 
     def _by_prefix(self, wanted: Reference) -> str:
-        known = self._known(wanted)
+        known = self.known(wanted.name, str(wanted))
         found = [digest for digest in known if digest.startswith(str(wanted.digest))]
         if len(found) == 1:
             return found[0]
@@ -128,21 +128,21 @@ class Registry(Aliases):
         alias = str(wanted.alias)
         if (digest := self.trusted_alias(wanted.name, alias)) is not None:
             return digest
-        self._known(wanted)
+        self.known(wanted.name, str(wanted))
         known = self.aliases(wanted.name)
         hint = did_you_mean(alias, known) if known else "it has no alias yet: name a digest"
-        raise InputError(f"{wanted.name} has no alias {alias!r}", place=str(wanted), hint=hint)
+        raise NotPublished(f"{wanted.name} has no alias {alias!r}", place=str(wanted), hint=hint)
 
-    def _known(self, wanted: Reference) -> list[str]:
-        """The versions of a model; an InputError names those that there are where it is none of them."""
-        if versions := self.storage.versions(wanted.name):
+    def known(self, name: str, place: str) -> list[str]:
+        """The versions of a model; NotPublished names the models that there are where it is none of them."""
+        if versions := self.storage.versions(name):
             return versions
         try:
             names = self.storage.names()
         except PublishFailed:  # many a registry does not tell strangers what it has
-            raise InputError(f"no model {wanted.name!r} in {self.where}", place=str(wanted)) from None
-        hint = did_you_mean(wanted.name, names) if names else f"nothing is published in {self.where}"
-        raise InputError(f"no model {wanted.name!r} in {self.where}", place=str(wanted), hint=hint)
+            raise NotPublished(f"no model {name!r} in {self.where}", place=place) from None
+        hint = did_you_mean(name, names) if names else f"nothing is published in {self.where}"
+        raise NotPublished(f"no model {name!r} in {self.where}", place=place, hint=hint)
 
     def listing(self) -> Json:
         """`{"models": {name: {"aliases": {alias: digest}, "versions": [digest, oldest first]}}}`."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from optpipe.toolchains.trtllm import builds
 from tests.models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,8 @@ class Place:
         self.artifacts = root / "artifacts"
         self.engines = ["onnxruntime"]
         """Those with an environment of their own, which is called as they are."""
+        self.pythons: dict[str, Path] = {}
+        """Other toolchains of their own."""
 
     @classmethod
     def new(cls, root: Path) -> Place:
@@ -99,11 +102,35 @@ class Place:
         program.write_text(f'#!/bin/sh\n{own}exec "{sys.executable}" "{main}" "$@"\n')
         program.chmod(0o755)
 
+    def tensorrt_llm(self, release: str) -> None:
+        """An environment of TensorRT-LLM in a folder of its own: a Python, its commands, the release's metadata."""
+        folder = self.root / "bin" / "trtllm"
+        shutil.rmtree(folder, ignore_errors=True)
+        about = folder / f"tensorrt_llm-{release}.dist-info" / "METADATA"
+        about.parent.mkdir(parents=True)
+        about.write_text(f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {release}\n")
+        self.python("trtllm/python", FAKE_TENSORRT_LLM_RELEASE=release, FAKE_TENSORRT_LLM_SITE=str(folder))
+        build = ["trtllm-build"] if builds(release) else []
+        for name in ("trtllm-serve", "trtllm-bench", *build):
+            run = f'exec "{sys.executable}" "{ROOT / "tests" / "fakes" / "trtllm.py"}" {release} {name} "$@"'
+            (folder / name).write_text(f'#!/bin/sh\nexport PYTHONPATH="{ROOT}"\n{run}\n')
+            (folder / name).chmod(0o755)
+        self.pythons["tensorrt_llm"] = folder / "python"
+
+    def gpu(self, name: str = "NVIDIA H100 80GB HBM3", capability: str = "9.0", driver: str = "580.65") -> None:
+        """A machine that says that it has such a GPU."""
+        program = self.root / "gpu" / "nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        whole = f"{name}, 81559, {driver}, {capability}"
+        program.write_text(f'#!/bin/sh\ncase "$*" in *memory.free*) echo 81000;; *) echo "{whole}";; esac\n')
+        program.chmod(0o755)
+
     def copied(self, root: Path) -> Place:
         """All of it elsewhere, with what is kept."""
         shutil.copytree(self.root, root, symlinks=True)
         place = Place(root)
         place.recipe = copy.deepcopy(self.recipe)
+        place.pythons = {name: root / path.relative_to(self.root) for name, path in self.pythons.items()}
         return place
 
     # ------------------------------------------------------------ building
@@ -114,8 +141,10 @@ class Place:
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         toolchain = {"kind": "interpreter", "python": str(self.root / "bin" / "python")}
-        own = {name: {**toolchain, "python": str(self.root / "bin" / name)} for name in self.engines}
-        chains = {"toolchains": dict.fromkeys(("quantize", "vllm", "load", "tasks"), toolchain) | own}
+        places = {name: self.root / "bin" / name for name in self.engines} | self.pythons
+        own = {name: {**toolchain, "python": str(path)} for name, path in places.items()}
+        shared = ("quantize", "vllm", "load", "tasks", "modelopt")
+        chains = {"toolchains": dict.fromkeys(shared, toolchain) | own}
         (self.root / "recipe.yaml").write_text(json.dumps(self.recipe | chains))
         argv = [sys.executable, "-m", "optpipe", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -125,7 +154,8 @@ class Place:
         """The tests' own, with everything that a machine shares moved below the folder."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OPTPIPE_")}
         own = {"OPTPIPE_HOME": "home", "TMPDIR": "tmp", "OPTPIPE_FAKES": "fakes"}
-        return kept | {name: str(self.root / folder) for name, folder in own.items()} | {"PYTHONPATH": str(ROOT)}
+        paths = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(self.root / "gpu"), os.environ["PATH"]])}
+        return kept | {name: str(self.root / folder) for name, folder in own.items()} | paths
 
     def build(self, *words: str) -> Done:
         return self.ended(self.start(*words))

@@ -25,8 +25,12 @@ ORT_VERSION = "FAKE_ONNXRUNTIME_VERSION"
 """Set in the environment that stands for ONNX Runtime's own toolchain."""
 SERVERS = ("optpipe.backends.engines.onnxruntime_server", "small_server")
 """Started with the words of tiny_vllm.py, but for the first."""
+TRT_RELEASE = "FAKE_TENSORRT_LLM_RELEASE"
+"""Set in the environment that stands for TensorRT-LLM's, whose packages lie in FAKE_TENSORRT_LLM_SITE."""
+TRT_OPTIONS = "optpipe.backends.engines.tensorrt_llm_options"
 FAKED = (
-    *("tokens", "excerpts", "quantize", "compile-onnxruntime", "score", "score-onnxruntime", "load"),
+    *("tokens", "excerpts", "quantize", "quantize-modelopt", "compile-onnxruntime", "score", "score-onnxruntime"),
+    "load",
     *("task-library", "task-requests", "task-scores"),
 )
 
@@ -35,13 +39,27 @@ def installed() -> int:
     """What toolchains/scan.py says of a Python."""
     about = {"python": platform.python_version(), "implementation": "CPython", "machine": platform.machine()}
     own = {"onnxruntime-genai": (os.environ[ORT_VERSION], "d")} if ORT_VERSION in os.environ else PACKAGES
+    own = {"tensorrt-llm": (os.environ[TRT_RELEASE], "e")} if TRT_RELEASE in os.environ else own
     sys.stdout.write(json.dumps({**about, "folders": [], "packages": own}))
     return 0
+
+
+def tensorrt_llm_options() -> dict[str, object]:
+    """The keys of a release: as they are shipped, and no TensorRT backend from 1.3 on."""
+    from optpipe.toolchains.trtllm import builds
+
+    shipped = ROOT / "optpipe" / "backends" / "engines" / "tensorrt_llm_options.json"
+    found = {**json.loads(shipped.read_text()), "version": os.environ[TRT_RELEASE]}
+    return found if builds(found["version"]) else {**found, "tensorrt": None}
 
 
 def main() -> int:
     # Behind what the build hands over, which must be where `optpipe` comes from in a worker.
     sys.path.insert(len(os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT))
+    if TRT_RELEASE in os.environ:
+        site = [str(ROOT / "tests" / "fakes" / "trtllm_site"), os.environ["FAKE_TENSORRT_LLM_SITE"]]
+        sys.path += site
+        os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *site])
     first, *rest = sys.argv[1:]
     if first != "-m":
         return installed()
@@ -56,6 +74,9 @@ def main() -> int:
         one = {"names": [], "negative": True, "choices": []}
         takes = {name: "nothing" if name.startswith("en") else "one" for name in FLAGS}
         sys.stdout.write(json.dumps({name: {**one, "takes": how} for name, how in takes.items()}) + "\n")
+        return 0
+    if module == TRT_OPTIONS:
+        sys.stdout.write(json.dumps(tensorrt_llm_options()) + "\n")
         return 0
     if module in SERVERS:
         module, sys.argv = VLLM, [VLLM, "serve", *rest]

@@ -1,0 +1,183 @@
+"""TensorRT-LLM at its documented interface over stand-in commands, on a machine that says that it has a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from optpipe.errors import InputError
+from optpipe.model.hardware import this_machine
+from optpipe.serve import toolchain_for
+from optpipe.toolchains import Interpreter, get
+from tests.fakes.place import Done, Place
+
+TRT: dict[str, Any] = {"engine": "tensorrt_llm", "max_model_len": 512}
+FP8 = {"method": "fp8"}
+AWQ = {"library": "modelopt", "method": "awq", "group_size": 32}
+SMALL: dict[str, Any] = {"publish": [{"registry": "folder"}], "tune": {"trials": 1}}
+
+
+def new(root: Path, release: str, **keys: Any) -> Place:
+    place = Place.new(root / "place")
+    place.tensorrt_llm(release)
+    place.gpu()
+    place.recipe |= {**SMALL, "targets": {"trt": TRT}, **keys}
+    return place
+
+
+def record(place: Place, candidate: str) -> dict[str, Any]:
+    return dict(json.loads((place.artifacts / "latest" / "05-compile" / candidate / "record.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def current(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Done]:
+    place = new(
+        tmp_path_factory.mktemp("current"), "1.3.0", checkpoints={"fp8": FP8, "awq": AWQ, "int8": {"method": "int8"}}
+    )
+    return place, place.build()
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Done]:
+    place = new(tmp_path_factory.mktemp("old"), "1.2.1", checkpoints={"awq": AWQ, "fp8": FP8})
+    return place, place.build()
+
+
+def test_from_1_3_on_checkpoints_are_served_as_they_are(current: tuple[Place, Done]) -> None:
+    place, done = current
+    assert done.code == 0, done.err
+    for name in ("base@trt", "fp8@trt", "awq@trt"):
+        assert done.status(name) == "passed", done.reasons(name)
+        assert done.said["candidates"][name]["output_tokens_per_s"]
+        made = record(place, name)
+        assert (made["built"], made["engine_version"], made["bound_to"]) == (False, "1.3.0", {})
+
+
+def test_the_bundle_has_the_configuration_and_says_that_no_hardware_was_seen(current: tuple[Place, Done]) -> None:
+    place, _ = current
+    package = place.artifacts / "latest" / "package"
+    text = (package / "engine" / "trtllm.yaml").read_text()
+    assert text.startswith("# not run on hardware here")
+    assert yaml.safe_load(text)["max_seq_len"] == 512
+    assert any(
+        "not run on hardware here" in note for note in json.loads((package / "optpipe.json").read_text())["notes"]
+    )
+    assert "not run on hardware here" in (place.artifacts / "latest" / "report.md").read_text()
+
+
+def test_what_it_cannot_load_is_refused_in_the_plan(current: tuple[Place, Done]) -> None:
+    plan = json.loads((current[0].artifacts / "latest" / "02-plan.json").read_text())
+    refused = {one["candidate"]: one["reason"] for one in plan["refused"]}
+    assert (
+        refused.keys() == {"int8@trt"}
+        and "takes a compressed-tensors INT8 W8A8 checkpoint for FP8" in refused["int8@trt"]
+    )
+
+
+def test_up_to_1_2_engines_are_built_and_bound_to_release_and_gpu(old: tuple[Place, Done]) -> None:
+    place, done = old
+    assert done.code == 0, done.err
+    made = record(place, "awq@trt")
+    assert (made["built"], made["engine_version"], made["how"]) == (True, "1.2.1", "engine by trtllm-build")
+    assert made["bound_to"] == {
+        "engine": "tensorrt_llm",
+        "version": "1.2.1",
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "compute_capability": "9.0",
+        "driver": "580.65",
+    }
+    assert made["limits"]["max_model_len"] == 512 and made["limits"]["max_batch_size"] == 256
+    assert made["details"]["quantization"] == "W4A16_AWQ"
+    assert "--gather_context_logits" in made["details"]["command"]
+    names = {path.name for path in Path(made["path"]).iterdir()}
+    assert {"rank0.engine", "config.json", "tokenizer.json"} <= names
+    assert done.status("awq@trt") == "passed", done.reasons("awq@trt")
+
+
+def test_an_engine_is_not_built_from_compressed_tensors(old: tuple[Place, Done]) -> None:
+    _, done = old
+    assert done.status("fp8@trt") == "failed"
+    assert "ModelOpt's checkpoints, not from compressed-tensors" in done.reasons("fp8@trt")
+
+
+def test_absent_it_is_skipped_and_where_required_an_error(tmp_path: Path) -> None:
+    place = new(tmp_path, "1.3.0", checkpoints={"fp8": FP8}, targets={"vllm": {"engine": "vllm"}, "trt": TRT})
+    del place.pythons["tensorrt_llm"]
+    done = place.build()
+    assert (done.code, done.status("fp8@trt")) == (0, "skipped"), done.err
+    assert "there is no trtllm-serve on PATH" in done.reasons("fp8@trt")
+    required = place.build("--require-target", "trt")
+    assert required.code == 3 and "there is no trtllm-serve on PATH" in required.err
+
+
+def test_asking_1_3_for_an_engine_says_what_replaced_it(tmp_path: Path) -> None:
+    place = new(tmp_path, "1.3.0", checkpoints={}, targets={"trt": {**TRT, "backend": "tensorrt"}})
+    done = place.build()
+    assert (
+        done.code == 2
+        and "trtllm-build ended with 1.3.0rc20" in done.err
+        and "loads the checkpoint as it is" in done.err
+    )
+
+
+def test_keys_that_the_release_has_not_are_refused(tmp_path: Path) -> None:
+    target = {**TRT, "engine_args": {"cuda_graph_config.batch_sizes": [1, 2]}}
+    place = new(tmp_path, "1.2.1", checkpoints={}, targets={"trt": target})
+    done = place.build()
+    assert done.code == 2 and "this TensorRT-LLM has no key cuda_graph_config" in done.err
+
+
+def test_another_release_or_gpu_builds_and_measures_again(old: tuple[Place, Done], tmp_path: Path) -> None:
+    place = old[0].copied(tmp_path / "place")
+    place.gpu("NVIDIA L4", "8.9")
+    done = place.build()
+    assert done.code == 0, done.err
+    assert record(place, "awq@trt")["bound_to"]["gpu"] == "NVIDIA L4"
+    assert place.build().jobs["run"] == 0
+
+
+def test_an_engine_of_another_release_is_not_served(
+    old: tuple[Place, Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = old[0].copied(tmp_path / "place")
+    place.tensorrt_llm("1.1.0")
+    monkeypatch.setenv("OPTPIPE_HOME", str(place.root / "home"))
+    chain = get("tensorrt_llm", {"tensorrt_llm": Interpreter(str(place.pythons["tensorrt_llm"]))})
+    monkeypatch.setattr("optpipe.serve.toolchains.get", lambda *words: chain)
+    about = {
+        "candidate": "awq@trt",
+        "target": {"engine": "tensorrt_llm"},
+        "requirements": {"platform": "cuda"},
+        "compiled": {"bound_to": record(place, "awq@trt")["bound_to"]},
+    }
+    gpu = replace(this_machine(), gpu="NVIDIA H100 80GB HBM3", gpus=1, compute_capability="9.0", driver="580.65")
+    with pytest.raises(InputError, match=r"compiled for version 1\.2\.1, here 1\.1\.0") as refused:
+        toolchain_for(about, gpu)
+    assert "compile it anew here: `optpipe build recipe.resolved.yaml`" in str(refused.value.hint)
+
+
+def test_nvfp4_on_blackwell_and_a_quantized_kv_cache(tmp_path: Path) -> None:
+    targets = {"trt": {**TRT, "kv_cache_dtype": "nvfp4", "cuda_graphs": True}}
+    place = new(tmp_path, "1.3.0", checkpoints={"nvfp4": {"method": "nvfp4"}}, targets=targets)
+    place.gpu("NVIDIA B200", "10.0")
+    done = place.build()
+    assert done.status("nvfp4@trt") == "passed", done.reasons("nvfp4@trt") + done.err
+    keys = yaml.safe_load((place.artifacts / "latest" / "package" / "engine" / "trtllm.yaml").read_text())
+    assert keys["kv_cache_config"] == {"dtype": "nvfp4", "enable_block_reuse": False}
+    assert keys["cuda_graph_config"] == {"enable_padding": True}
+
+
+def test_a_bundle_of_another_engine_carries_a_configuration_marked_unmeasured(built: tuple[Place, Done]) -> None:
+    package = built[0].artifacts / "latest" / "package"
+    about = json.loads((package / "optpipe.json").read_text())
+    path = package / "engine" / "trtllm.yaml"
+    assert about["target"]["engine"] == "vllm"
+    assert path.exists() == (about["method"] is None), "INT8 and GPTQ are nothing for TensorRT-LLM"
+    if path.exists():
+        text = path.read_text()
+        assert "# unmeasured" in text and "not run on hardware here" in text and yaml.safe_load(text)["max_num_tokens"]

@@ -36,7 +36,8 @@ def serve(words: argparse.Namespace) -> list[str]:
         )
     named = [] if old else ["--served_model_name", words.served_model_name]
     if old:  # the model's name is that of its folder
-        link = Path(tempfile.mkdtemp(prefix="optpipe-trtllm-")) / words.served_model_name
+        here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else None  # the session's folder, which goes with it
+        link = Path(tempfile.mkdtemp(prefix="served-", dir=here)) / words.served_model_name
         link.symlink_to(model)
         named, model = ["--tokenizer", str(model)], link
     file = ["--extra_llm_api_options" if old else "--config", words.config]
@@ -45,14 +46,18 @@ def serve(words: argparse.Namespace) -> list[str]:
     return [command("trtllm-serve", version), str(model), *backend, *file, *place, *named]
 
 
-def main(arguments: Sequence[str]) -> int:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tensorrt_llm_run")
     parser.add_argument("what", choices=("serve",))
     parser.add_argument("model")
     for name in ("config", "host", "port", "served-model-name"):
         parser.add_argument(f"--{name}", required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
     try:
-        argv = serve(parser.parse_args(arguments))
+        argv = serve(parsed(arguments))
     except Wrong as wrong:
         sys.stderr.write(f"optpipe: {wrong}\n")
         return 3

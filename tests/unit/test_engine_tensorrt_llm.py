@@ -1,0 +1,311 @@
+"""What is written for TensorRT-LLM, and what its own files are taken for: at the documented boundary, no hardware."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from optpipe.backends.compilers import tensorrt_llm as compiler
+from optpipe.backends.engines import files, tensorrt_llm, tensorrt_llm_bundle, tensorrt_llm_options, tensorrt_llm_run
+from optpipe.backends.engines.tensorrt_llm import TensorRtLlm
+from optpipe.backends.evaluators.client import from_logits
+from optpipe.backends.loads import trtllm_bench
+from optpipe.backends.loads.load import Load, Slo
+from optpipe.backends.loads.trtllm_bench import Bench
+from optpipe.errors import EnvironmentMissing, InputError
+from optpipe.model.compat import Case, feasibility
+from optpipe.model.facts import facts_of_folder
+from optpipe.model.hardware import named
+from optpipe.records import Artifact, ModelFacts
+from optpipe.toolchains import Toolchain, get
+from optpipe.toolchains.trtllm import builds, no_build
+from optpipe.worker import Failure
+from tests.models import tiny_llama
+
+H100, L4, A10, B200 = (named(name) for name in ("h100", "l4", "a10", "b200"))
+AWQ = {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 32}
+STAND_IN = Path(__file__).parents[1] / "fakes" / "trtllm.py"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> ModelFacts:
+    return facts_of_folder(tiny_llama(tmp_path / "m"))
+
+
+# ---------------------------------------------------------------- the configuration
+
+
+def test_settings_beat_engine_args_beat_the_target_one_key_at_a_time() -> None:
+    args = {"kv_cache_config": {"host_cache_size": 5, "free_gpu_memory_fraction": 0.5}, "stream_interval": 4}
+    target = TensorRtLlm(kv_cache_dtype="fp8", max_batch_size=8, engine_args=args)
+    keys = tensorrt_llm.config(target, {"max_batch_size": 64, "kv_cache_config.free_gpu_memory_fraction": 0.8})
+    assert keys["max_batch_size"] == 64 and keys["stream_interval"] == 4
+    assert keys["kv_cache_config"] == {
+        "dtype": "fp8",
+        "enable_block_reuse": False,
+        "free_gpu_memory_fraction": 0.8,
+        "host_cache_size": 5,
+    }
+    assert tensorrt_llm.flags(keys) == keys, "what is nested already stays as it is"
+
+
+def test_the_file_is_yaml_and_a_null_switches_graphs_off() -> None:
+    keys = tensorrt_llm.config(TensorRtLlm(cuda_graphs=False), {})
+    text = files.yaml_text(keys, tensorrt_llm.NOTES)
+    assert text.startswith("# not run on hardware here") and files.read_yaml(text) == keys
+    assert yaml.safe_load(text) == keys and keys["cuda_graph_config"] is None
+    assert None not in tensorrt_llm.config(TensorRtLlm(), {}).values()
+
+
+def test_an_engine_has_dtypes_and_graphs_built_in() -> None:
+    target = TensorRtLlm(backend="tensorrt", dtype="float16", kv_cache_dtype="fp8", cuda_graphs=True)
+    keys = tensorrt_llm.config(target, {})
+    assert not {"dtype", "cuda_graph_config"} & keys.keys() and "dtype" not in keys["kv_cache_config"]
+
+
+def test_every_key_that_is_written_or_tuned_is_one_of_the_release() -> None:
+    target = TensorRtLlm("tensorrt_llm", "pytorch", "bfloat16", "nvfp4", 2, 512, 8, 1024, True, True)
+    space = tensorrt_llm.search_space(H100, (2,))
+    keys = tensorrt_llm.config(target, {name: values[0] for name, values in space.items()})
+    assert tensorrt_llm_options.unknown_keys(target, keys) == ()
+    old = TensorRtLlm(backend="tensorrt", max_model_len=512)
+    assert tensorrt_llm_options.unknown_keys(old, tensorrt_llm.config(old, {})) == ()
+
+
+def test_a_spec_asks_for_its_gpus_and_sends_no_statistics() -> None:
+    spec = tensorrt_llm.spec("a@trt", TensorRtLlm(tensor_parallel_size=2), Artifact(Path("/m"), "sha256:1"), {}, H100)
+    assert spec.needs.gpus == 2 and spec.environment["TRTLLM_NO_USAGE_STATS"] == "1"
+    assert spec.config_text == files.yaml_text(spec.config)
+
+
+WRONG = [
+    ({"kv_cache_config": {"dtyp": "fp8"}}, "kv_cache_config has no key dtyp"),
+    ({"kv_cache_config.dtype": "fp8"}, "is a key of the target itself"),
+    ({"max_seq_len": 4096}, "is a key of the target itself"),
+    ({"trust_remote_code": True}, "cannot be given"),
+    ({"custom_tokenizer": "a.B"}, "runs code"),
+    ({"quant_config": {"quant_algo": "FP8"}}, "the checkpoint says it"),
+    ({"max_batchsize": 4}, "has no key max_batchsize"),
+    ({"fast_build": True}, "has no key fast_build"),
+]
+
+
+@pytest.mark.parametrize(("args", "said"), WRONG)
+def test_wrong_keys_are_refused_with_what_is_near(args: dict[str, Any], said: str) -> None:
+    (found,) = tensorrt_llm.problems(TensorRtLlm(engine_args=args), "targets.trt", True)
+    assert said in found.message and found.place.startswith("targets.trt.engine_args.") and found.hint
+
+
+def test_settings_that_cannot_go_together_are_known() -> None:
+    assert tensorrt_llm.infeasible({"max_num_tokens": 8, "max_batch_size": 16}, 4)
+    assert tensorrt_llm.infeasible({"max_num_tokens": 512}, 1024)
+    assert tensorrt_llm.infeasible({"max_num_tokens": 512, "enable_chunked_prefill": True}, 1024) is None
+
+
+# ---------------------------------------------------------------- what loads where
+
+LOADS = [
+    (None, A10, ""),
+    ({"method": "fp8"}, H100, ""),
+    ({"method": "fp8"}, A10, "no kernel"),
+    ({"method": "nvfp4"}, B200, ""),
+    ({"method": "nvfp4"}, H100, "no kernel"),
+    (AWQ, A10, ""),
+    ({"method": "gptq", "bits": 4, "group_size": 32}, H100, "does not load integer weight-only"),
+    ({"library": "gptqmodel", "method": "gptq", "bits": 4, "group_size": 32}, H100, "integer weight-only"),
+    ({"library": "autoawq", "method": "awq", "bits": 4, "group_size": 32}, H100, "integer weight-only"),
+    ({"method": "int8"}, H100, "takes a compressed-tensors INT8 W8A8 checkpoint for FP8"),
+    ({"library": "modelopt", "method": "smoothquant"}, H100, "only as an engine built up to 1.2"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "machine", "why"), LOADS)
+def test_what_it_cannot_load_is_refused_in_the_plan(facts: ModelFacts, scheme: Any, machine: Any, why: str) -> None:
+    refused = [no.reason for no in feasibility(Case(facts, scheme, {"engine": "tensorrt_llm"}, machine)).refused]
+    assert (not refused) if not why else any(why in reason for reason in refused), refused
+
+
+def test_a_kv_cache_needs_its_gpu(facts: ModelFacts) -> None:
+    def refused(dtype: str, machine: Any) -> int:
+        target = {"engine": "tensorrt_llm", "kv_cache_dtype": dtype}
+        return len(feasibility(Case(facts, None, target, machine)).refused)
+
+    assert (refused("fp8", A10), refused("fp8", L4), refused("nvfp4", H100), refused("nvfp4", B200)) == (1, 0, 1, 0)
+
+
+def test_bundles_that_it_can_load_carry_a_configuration(facts: ModelFacts) -> None:
+    load = {"concurrency": 16, "input_tokens": 20000}
+    (text,) = tensorrt_llm_bundle.unmeasured(facts, {"method": "fp8"}, load).values()
+    assert "# unmeasured" in text and "compute capability 8.9 or more" in text and "not run on hardware here" in text
+    assert yaml.safe_load(text) == {"max_batch_size": 16, "max_num_tokens": 20000}
+    assert tensorrt_llm_bundle.unmeasured(facts, {"method": "int8"}, load) == {}
+
+
+# ---------------------------------------------------------------- which release
+
+
+def test_the_release_decides_the_generation() -> None:
+    assert [builds(v) for v in ("0.21.0", "1.0.0", "1.2.1", "1.3.0rc20", "1.3.0", "2.0")] == [True] * 3 + [False] * 3
+    assert "trtllm-build ended with 1.3.0rc20" in no_build("1.3.0") and "trtllm-serve" in no_build("1.3.0")
+
+    def settled(release: str, backend: Any = "auto") -> str:
+        chain = Toolchain("tensorrt_llm", "interpreter", ("p",), {}, "f", {"tensorrt-llm": release})
+        return tensorrt_llm.settled(TensorRtLlm(backend=backend), chain).backend
+
+    assert (settled("1.2.1"), settled("1.3.0"), settled("1.2.1", "pytorch")) == ("tensorrt", "pytorch", "pytorch")
+
+
+def test_it_is_found_by_its_command_on_path_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentMissing, match="no trtllm-serve on PATH"):
+        get("tensorrt_llm")
+    command = tmp_path / "trtllm-serve"
+    command.write_text("\x7fELF")
+    command.chmod(0o755)
+    with pytest.raises(EnvironmentMissing, match="no Python script"):
+        get("tensorrt_llm")
+    command.write_text(f"#!{sys.executable}\n")
+    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
+    chain = get("tensorrt_llm")
+    assert chain.python == (sys.executable,)
+    with pytest.raises(EnvironmentMissing, match="has no tensorrt-llm installed"):
+        tensorrt_llm.refused(TensorRtLlm(), "targets.trt", chain, H100)
+
+
+def words(tmp_path: Path, release: str, monkeypatch: pytest.MonkeyPatch, *, engine: bool) -> list[str]:
+    """What the launcher would start."""
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    if engine:
+        (model / "rank0.engine").touch()
+    (tmp_path / "trtllm-serve").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tensorrt_llm_run, "release", lambda: release)
+    monkeypatch.chdir(tmp_path)
+    given = tensorrt_llm.argv(str(model), "w4@trt")[2:]
+    filled = [{"{config}": "f.yaml", "{host}": "127.0.0.1", "{port}": "8000"}.get(word, word) for word in given]
+    return tensorrt_llm_run.serve(tensorrt_llm_run.parsed(filled))
+
+
+def test_the_command_of_1_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = words(tmp_path, "1.3.0", monkeypatch, engine=False)
+    where = ["--host", "127.0.0.1", "--port", "8000", "--served_model_name", "w4@trt"]
+    assert said[1:] == [str(tmp_path / "model"), "--backend", "pytorch", "--config", "f.yaml", *where]
+
+
+def test_the_command_up_to_1_2_serves_an_engine_by_its_folder_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = words(tmp_path, "1.2.1", monkeypatch, engine=True)
+    assert said[2:6] == ["--backend", "tensorrt", "--extra_llm_api_options", "f.yaml"]
+    assert Path(said[1]).name == "w4@trt" and Path(said[1]).resolve() == (tmp_path / "model").resolve()
+    assert said[said.index("--tokenizer") + 1] == str(tmp_path / "model")
+
+
+def test_1_3_runs_no_engine_of_an_earlier_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(tensorrt_llm_run.Wrong, match="runs none: engines ended with"):
+        words(tmp_path, "1.3.0", monkeypatch, engine=True)
+
+
+# ---------------------------------------------------------------- what is built
+
+
+def engine_folder(path: Path, **changed: Any) -> Path:
+    path.mkdir()
+    (path / "rank0.engine").touch()
+    sizes = {"max_batch_size": 8, "max_num_tokens": 1024, "max_seq_len": 512} | changed
+    (path / "config.json").write_text(json.dumps({"version": "1.2.1", "build_config": sizes}))
+    return path
+
+
+def test_an_engine_that_is_not_what_was_asked_for_fails(tmp_path: Path) -> None:
+    chosen = compiler.Options(512, 8, 1024)
+    assert compiler.check(engine_folder(tmp_path / "good"), chosen, "1.2.1")["max_seq_len"] == 512
+    with pytest.raises(Failure, match="max_batch_size 4, not 8"):
+        compiler.check(engine_folder(tmp_path / "small", max_batch_size=4), chosen, "1.2.1")
+    with pytest.raises(Failure, match=r"of TensorRT-LLM 1\.2\.1, built by 1\.1\.0"):
+        compiler.check(tmp_path / "good", chosen, "1.1.0")
+    with pytest.raises(Failure, match=r"left no rank1\.engine"):
+        compiler.check(tmp_path / "good", compiler.Options(512, 8, 1024, 2), "1.2.1")
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4", "W4A16_AWQ"])
+def test_modelopts_formats_are_built_and_int8_is_not(tmp_path: Path, algorithm: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "modelopt"}}))
+    told = tmp_path / "hf_quant_config.json"
+    told.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    assert compiler.algorithm_of(tmp_path) == algorithm
+    told.write_text(json.dumps({"quantization": {"quant_algo": "INT8_SQ"}}))
+    with pytest.raises(Failure, match="no engine is built from INT8_SQ"):
+        compiler.algorithm_of(tmp_path)
+
+
+# ---------------------------------------------------------------- log-probabilities from logits
+
+
+def test_logits_of_a_whole_prompt_give_its_log_probabilities() -> None:
+    logits = np.random.default_rng(0).normal(size=(4, 10))
+    ids = [1, 5, 3, 9]
+    first, *rest = from_logits(logits.tolist(), ids)
+    wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert first is None
+    for at, entry in enumerate(rest):
+        assert entry[str(ids[at + 1])]["logprob"] == pytest.approx(wanted[at, ids[at + 1]])
+        assert max(one["logprob"] for one in entry.values()) == pytest.approx(wanted[at].max())
+
+
+def test_logits_without_what_was_in_the_cache_are_no_measurement() -> None:
+    with pytest.raises(Failure, match=r"shape \(2, 10\) for 4 tokens") as failed:
+        from_logits(np.zeros((2, 10)).tolist(), [1, 2, 3, 4])
+    assert "enable_block_reuse" in str(failed.value.hint)
+
+
+# ---------------------------------------------------------------- trtllm-bench
+
+LOAD, SLO = Load(concurrency=4, output_tokens=5, requests=100), Slo(ttft_ms={"p90": 60})
+
+
+def benched(tmp_path: Path, release: str) -> Bench:
+    (tmp_path / "c.yaml").write_text("max_batch_size: 8\n")
+    prompts = [[1, 2, number] for number in range(LOAD.requests)]
+    (tmp_path / "d.jsonl").write_text(trtllm_bench.dataset(prompts, LOAD.output_tokens))
+    names = ("c.yaml", "d.jsonl", "report.json", "requests.json")
+    bench = Bench("tiny", tmp_path, *(tmp_path / name for name in names))
+    said = trtllm_bench.argv(bench, LOAD, release)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, str(STAND_IN), release, *said], check=True, env=environment, cwd=ROOT)
+    return bench
+
+
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0"])
+def test_a_report_of_trtllm_bench_gives_the_figures_of_any_load(tmp_path: Path, release: str) -> None:
+    bench = benched(tmp_path, release)
+    found = trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
+    assert (found.requests, found.failures, found.concurrency) == (100, 0, 4)
+    assert found.ttft_ms.p90 == pytest.approx(50) and found.tpot_ms.p50 == pytest.approx(10)
+    assert found.ttft_ms.p99 is None, "too few requests for it"
+    assert found.requests_per_s.value == pytest.approx(4, rel=0.05) and found.requests_per_s.ci95 is not None
+    assert found.goodput_per_s.value == pytest.approx(found.requests_per_s.value)
+
+
+def test_files_of_two_runs_or_without_requests_are_refused(tmp_path: Path) -> None:
+    bench = benched(tmp_path, "1.3.0")
+    told = json.loads(bench.report.read_text())
+    told["performance"]["system_output_throughput_tok_s"] *= 2
+    bench.report.write_text(json.dumps(told))
+    with pytest.raises(InputError, match="its requests come to"):
+        trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
+    entries = [{"id": 7, "start_timestamp": 0}]
+    bench.requests.write_text(json.dumps(entries))
+    with pytest.raises(InputError, match="request 7 has no first_token_timestamp"):
+        trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
+    with pytest.raises(InputError, match="no arrivals at a rate"):
+        trtllm_bench.argv(bench, Load("rate", None, 4.0), "1.3.0")

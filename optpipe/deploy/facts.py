@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from optpipe import __version__
+from optpipe.backends.engines import file_of
 from optpipe.errors import InputError
 from optpipe.records import Json, LoadFigures, from_json
 from optpipe.rundir import read_json, readable
@@ -106,7 +107,7 @@ def _read(folder: Path, digest: str, wish: Wish) -> Facts:
         raise InputError(f"{engine} has no manifests yet", place=str(wish.reference), hint=hint)
     needs = about["requirements"]
     version = str(about["target"]["version"]).partition("+")[0]
-    settings = dict(yaml.safe_load((folder / "engine" / f"{engine}.yaml").read_text(encoding="utf-8")) or {})
+    settings = dict(yaml.safe_load((folder / file_of(engine)).read_text(encoding="utf-8")) or {})
     recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
     numbers = numbers_of(about, recipe, *measured(folder, str(about["candidate"])), wish)
     settings["max-num-queued-reqs"] = int(numbers["in_flight"].value + numbers["queue"].value)

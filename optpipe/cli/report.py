@@ -57,10 +57,10 @@ def report(
 
 
 def with_gate(text: str, gated: Gated | None) -> str:
-    """The report, and below it how the run did against what is published, where a gate was held."""
+    """The report, below how the run did against what is published, where a gate was held: that decides a merge."""
     from optpipe.cli.compare import told, verdict_of
 
-    return text if gated is None else f"{text}\n## Gate\n\n{told(gated, verdict_of(gated))}"
+    return text if gated is None else f"## Gate: {told(gated, verdict_of(gated))}\n{text}"
 
 
 def to_github(run: Path, data: ReportData, text: str) -> None:

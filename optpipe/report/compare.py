@@ -160,6 +160,8 @@ def perplexity(name: str, a: TextQuality | None, b: TextQuality | None) -> Line:
     title, values = f"perplexity, {name}", both(f"{x.perplexity:.3f}" if x else "" for x in (a, b))
     if a is None or b is None:
         return Line(title, values, "not compared", how=f"not scored for {'A' if a is None else 'B'}")
+    if not (a.units and b.units):
+        return Line(title, values, "not compared", how="a build of before results were kept per unit")
     common = sum(1 for one, other in zip(a.sample, b.sample) if one == other)
     if not common or a.sample[:common] != b.sample[:common]:
         return Line(title, values, "not compared", how="not the same tokens: other text, sample or tokenizer")

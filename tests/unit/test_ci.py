@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from optpipe.cli import told
+from optpipe.cli.report import with_gate
 from optpipe.errors import InputProblems, Problem
+from optpipe.gate import Gated
 from optpipe.records import Check
 from optpipe.report import ci
+from optpipe.report.compare import Side, compare
+from optpipe.report.data import rows
+from optpipe.report.markdown import markdown
 from tests.report_data import report_data
+
+Golden = Callable[[str, str], None]
 
 
 def test_junit_has_a_case_per_check_and_counts_them() -> None:
@@ -65,6 +73,28 @@ def test_a_text_is_cut_at_a_line_within_the_limit_and_says_so(size: int) -> None
     assert len(found.encode()) <= 2000
     assert found == text if len(text.encode()) <= 2000 else found.endswith(ci.CUT)
     assert text.startswith(found.removesuffix(ci.CUT))
+
+
+def regressed() -> Gated:
+    """A gate that was held by measuring, invented like the rest."""
+    checks = (
+        Check("perplexity on wiki", "passed", "perplexity on wiki +0.4 % is below the gate", 0.4),
+        Check("goodput", "rejected", "goodput 2.1 against the champion's 2.8 requests/s (-25 % [-29, -21])", -25.0),
+    )
+    data = report_data()
+    both = [Side(label, data, next(row for row in rows(data) if row.name == name)) for label, name in NAMED]
+    name = "imaginary-135m@champion"
+    return Gated("run", "sq-w8a8@vllm", name, "sha256:1", "rejected", checks, compare(*both), True)
+
+
+NAMED = (("imaginary-135m@champion", "gptq-w4@vllm"), ("artifacts/latest", "sq-w8a8@vllm"))
+
+
+def test_what_a_pull_request_shows(golden: Golden) -> None:
+    """The comment, which is the summary too, as a person reads it; and the same for machines."""
+    data, gated = report_data(), regressed()
+    golden("report/comment.md", ci.comment(with_gate(markdown(data), gated), data.name))
+    golden("report/junit.xml", ci.junit(data, gated.checks))
 
 
 def test_a_comment_says_whose_it_is_so_that_the_next_one_takes_its_place() -> None:

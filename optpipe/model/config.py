@@ -192,6 +192,8 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
     bits = found.get("bits") or found.get("w_bit")
     group = found.get("group_size") or found.get("q_group_size")
     kind = KIND_OF_ALGORITHM.get(str(found.get("quant_algo")).upper(), "")
+    if not bits and kind.startswith("w4"):
+        bits = 4  # ModelOpt says it by the algorithm's name alone
     if method == "compressed-tensors":
         bits, group = compressed_tensors_bits(found)
         kind = compressed_tensors_kind(found)
@@ -207,7 +209,8 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
 
 KIND_OF_ALGORITHM = {
     **{"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "NVFP4": "nvfp4"},
-    **{"W4A16_AWQ": "w4a16", "W4A8_AWQ": "w4a8", "INT8_SQ": "int8", "MIXED_PRECISION": "mixed"},
+    **{"W4A16_AWQ": "w4a16", "W4A8_AWQ": "w4a8", "MIXED_PRECISION": "mixed"},
+    **{"INT8_SQ": "int8", "W8A8_SQ_PER_CHANNEL": "int8"},
 }
 """ModelOpt's names of algorithms, as words of schemes.KINDS."""
 

@@ -37,6 +37,7 @@ COMPANIONS = (
     "input_scale",
     "input_global_scale",
     "input_zero_point",
+    "pre_quant_scale",
     "qzeros",
     "scales",
     "g_idx",
@@ -98,7 +99,8 @@ def weights_of(tensors: Iterable[TensorFact], bits: int | None, method: str, con
 
 
 def unpacked(fact: TensorFact, kind: str, bits: int | None, method: str) -> tuple[int, ...]:
-    """The shape that a packed tensor stands for: GPTQ packs rows of [in, out], AWQ columns of it."""
+    """The shape that a packed tensor stands for: GPTQ packs rows of [in, out], AWQ columns of it;
+    in bytes, ModelOpt's INT4 packs rows of [out, in] and 4-bit floats columns of it."""
     if len(fact.shape) != 2:
         return fact.shape
     rows, columns = fact.shape
@@ -108,7 +110,7 @@ def unpacked(fact: TensorFact, kind: str, bits: int | None, method: str) -> tupl
     if kind == "qweight":
         return (columns * 32 // width, rows) if method == "awq" else (columns, rows * 32 // width)
     if kind == "weight" and fact.dtype == "U8":
-        return rows, columns * 2
+        return (rows * 2, columns) if method == "modelopt" and bits else (rows, columns * 2)
     return fact.shape
 
 

@@ -129,6 +129,27 @@ def test_int8_is_served_on_a_cpu_and_on_a_hopper_and_not_on_a_blackwell(tmp_path
     assert "where the table says that it runs: vLLM on a CPU" in text.out
 
 
+LIBRARIES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    # quantization_config, the machine, who serves it there, a word of the reason on a CPU
+    "gptq": ({"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": True}, "a10", "vLLM", "no kernel for 8-bit"),
+    "gptq asymmetric": ({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}, "a10", "", "symmetric"),
+    "modelopt awq": ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "a10", "TensorRT-LLM", "no ModelOpt"),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "l4", "vLLM", "no ModelOpt"),
+    "modelopt int8": ({"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"}, "h100", "", "no ModelOpt"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_formats_of_other_libraries_are_served_where_the_table_says(name: str, tmp_path: Path) -> None:
+    config, machine, by, reason = LIBRARIES[name]
+    quantized(tmp_path / "model", **config)
+    there = run(tmp_path, "check", "model", "--hardware", machine, "--json")
+    assert json.loads(there.out)["by"] == (by or None), there.out
+    here_not = json.loads(run(tmp_path, "check", "model", "--hardware", "server-cpu", "--json").out)
+    vllm = next(one for one in here_not["engines"] if one["engine"] == "vLLM")
+    assert vllm["outcome"] == "no" and reason in str(vllm["findings"])
+
+
 def test_what_no_engine_reads_anywhere_is_exit_2(tmp_path: Path) -> None:
     group = {"weights": {"num_bits": 5, "type": "int"}}
     quantized(tmp_path / "model", config_groups={"group_0": group})

@@ -149,14 +149,29 @@ QUANTIZED: dict[str, tuple[dict[str, Any], TensorFact, str]] = {
         "compressed-tensors 4-bit g32",
     ),
     "fp8": ({"quant_method": "fp8"}, tensor("l.weight", 64, 256, dtype="F8_E4M3"), "fp8"),
+    "modelopt-awq": (
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
+        tensor("l.weight", 32, 256, dtype="U8"),
+        "modelopt 4-bit",
+    ),
+    "modelopt-nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        tensor("l.weight", 64, 128, dtype="U8"),
+        "modelopt nvfp4",
+    ),
+    "modelopt-smoothquant": (
+        {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"},
+        tensor("l.weight", 64, 256, dtype="I8"),
+        "modelopt int8",
+    ),
 }
 
 
 @pytest.mark.parametrize("method", QUANTIZED)
 def test_a_quantized_base_is_named_and_its_layers_have_their_real_shape(method: str) -> None:
     config, weight, words = QUANTIZED[method]
-    scale = tensor("l.weight_scale", 64, 2)
-    found = facts({"quantization_config": config}, weight, scale)
+    beside = tensor("l.weight_scale", 64, 2), tensor("l.pre_quant_scale", 256)
+    found = facts({"quantization_config": config}, weight, *beside)
     assert found.quantized == words and found.linears == (("l", 64, 256),)
     assert found.parameters == 6400 + 64 * 256
     assert f"the weights are quantized already ({words})" in found.notes

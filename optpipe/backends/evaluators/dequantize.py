@@ -162,7 +162,7 @@ def layer(module: Any, parts: Tensors, dtype: Any) -> Callable[[Any], Any]:
     weight = parts["weight"].t()
 
     def multiplied(rows: Any) -> Any:
-        scaled = rows.reshape(-1, rows.shape[-1]).float().div_(given)
+        scaled = rows.reshape(-1, rows.shape[-1]).float() / given  # no div_: other layers read float32 rows too
         if weight.dtype == torch.int8:
             return torch._int_mm(scaled.round_().clamp_(INT8_MIN, INT8_MAX).to(torch.int8), weight)
         codes = scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)

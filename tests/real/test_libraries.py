@@ -194,7 +194,8 @@ def test_a_checkpoint_of_modelopt_is_computed_as_its_simulation_computes_the_fil
     name: str, cut3: Path, texts: dict[str, Path], tmp_path: Path
 ) -> None:
     """In float32 and layer by layer on the same inputs: one activation's code that rounds otherwise turns others, so
-    whole models in bf16 lie as far apart as quantizing costs, the library's own from itself too."""
+    whole models in bf16 lie as far apart as quantizing costs, the library's own from its float32 too. The engines' way
+    (codes times codes, scales on the product) puts a tie of FP8 on the other side now and then: 2e-4 of the norm."""
     quantize(name, cut3, texts["calibrate"], tmp_path / "job")
     script = tmp_path / "theirs.py"
     script.write_text(BY_MODELOPT, encoding="utf-8")
@@ -202,7 +203,7 @@ def test_a_checkpoint_of_modelopt_is_computed_as_its_simulation_computes_the_fil
     done = run_in(modelopt.TOOLCHAIN, str(script), str(cut3), str(tmp_path / "job" / "files"), *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["layers"] == 21 and told["outputs"] < 1e-5, told
+    assert told["layers"] == 21 and told["outputs"] < 1e-3, told
     assert told["whole"] < 0.5 and told["apart"] < ODD_WEIGHTS[name] and told["weights"] < 1, told
 
 

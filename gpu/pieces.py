@@ -168,6 +168,8 @@ def install(carried: Sequence[Path], place: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     quick = ["--no-deps", "--no-index", "--no-compile", "--no-cache-dir", "--quiet", "--ignore-installed"]
     wheels.run([*pip, "install", *quick, *map(str, carried)])
+    # some packages hold files of other Pythons: what does not compile is left to whoever imports it
+    subprocess.run([str(python), "-m", "compileall", "-qq", "-j", "0", str(inside)], check=False)
 
 
 UNMET = """

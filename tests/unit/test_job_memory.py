@@ -76,6 +76,13 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"method": "nvfp4"}, (16, 256), 645),
     (3, {"method": "mxfp4"}, (0, 0), 613),
     (3, {"method": "rtn", "bits": 8, "group_size": -1}, (0, 0), 612),
+    # other libraries: GPTQModel 7.7, ModelOpt 0.47
+    (3, {"library": "gptqmodel", "method": "gptq", "bits": 4, "group_size": 64}, (8, 256), 753),
+    (3, {"library": "gptqmodel", "method": "gptq", "bits": 8, "group_size": 64}, (8, 256), 778),
+    (3, {"library": "gptqmodel", **GPTQ}, (8, 256), 762),
+    (3, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (8, 256), 697),
+    (3, {"library": "modelopt", "method": "smoothquant"}, (8, 256), 603),
+    (3, {"library": "modelopt", "method": "fp8"}, (8, 256), 610),
 ]
 
 

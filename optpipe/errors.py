@@ -128,7 +128,8 @@ def of_system(error: OSError) -> OptpipeError | None:
     place = None if error.filename is None else str(error.filename)
     told = error.strerror or str(error)
     if error.errno in WRONG_PATH:
-        return InputError(told, place=place, hint="a file stands where a folder belongs, or the name cannot be used")
+        hint = "a file stands where a folder belongs, or the name cannot be used"
+        return InputError(told, place=place, hint="name a file" if error.errno == errno.EISDIR else hint)
     if error.errno in CLOSED:
         return EnvironmentMissing(told, place=place, hint="name a place that this user may read and write")
     if error.errno in FULL:

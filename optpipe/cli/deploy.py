@@ -36,7 +36,8 @@ def deploy(
     least = {"--peak-rps": (peak_rps, 1e-9), "--max-replicas": (max_replicas, 1), "--prefill": (prefill, 0)}
     for name, (value, low) in least.items():
         if value is not None and not low <= value < 1e6:
-            raise InputError(f"{value:g} is not from {low:g} to a million", place=name, hint="1 is a beginning")
+            hint = f"{'more than 0' if 0 < low < 1 else f'{low:g} or more'}, and less than a million"
+            raise InputError(f"{value:g} is out of range", place=name, hint=hint)
     if prefill and platform != "llm-d":
         raise InputError(f"{platform} does not separate prefill", place="--prefill", hint="--for llm-d does")
     found = published(reference, registry)

@@ -38,7 +38,10 @@ def opened(where: str | None, policy: Policy | None = None) -> Iterator[Registry
     from optpipe.proofs import Notary
 
     default = str(DEFAULT_ARTIFACTS / "registry")
-    if where and "://" not in where and not Path(where).is_dir():
+    if where == "":
+        hint = f"leave it out for {default}; is a variable empty?"
+        raise InputError("names nothing", place="--registry", hint=hint)
+    if where and registries.missing_folder(where):
         hint = f"`mkdir -p {shlex.quote(where)}` makes a new registry; the default is {default}"
         raise InputError("there is no such folder", place=f"--registry {where}", hint=hint)
     with Talk() as talk:

@@ -58,11 +58,15 @@ def finding_lines(finding: Finding) -> Iterator[str]:
 
 def github_file(variable: str, text: str) -> None:
     """Add to the file that a variable of a job on GitHub names; outside of a job there is none."""
-    from optpipe.errors import InputError
+    from optpipe.errors import EnvironmentMissing, InputError
 
     path = os.environ.get(variable)
     if not path:
         hint = "--github is for a step of GitHub Actions; everything else works without it"
         raise InputError("the variable is not set", place=variable, hint=hint)
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        told = f"cannot write to {path}: {error.strerror}"
+        raise EnvironmentMissing(told, place=variable, hint="it names the file that GitHub gave the step") from None

@@ -84,7 +84,9 @@ def judge(
     unproven = proof.status in ("unknown", "unsigned") and policy.allow_unsigned
     if not (proof.signed or unproven):
         found.append(Problem(bundles.SIGNATURE, proof.told, proof.hint))
-    if not unproven or any(entry.path == provenance.FILE for entry in manifest.files):
+    listed = any(entry.path == provenance.FILE for entry in manifest.files)
+    unread = {problem.place for problem in found} & {provenance.FILE, provenance.ABOUT, provenance.RECIPE}
+    if (not unproven or listed) and not unread:
         found += provenance.problems(manifest, read)
     return Examined(manifest.digest, len(manifest.files), proof, tuple(found))
 

@@ -95,7 +95,8 @@ def public_half(private: Path) -> bytes:
     try:
         key = forms.load_pem_private_key(private.read_bytes(), password()).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"cannot sign with it: {error}", place=str(private), hint=NEEDED) from None
+        why = str(error).partition(". See ")[0]
+        raise InputError(f"cannot sign with it: {why}", place=str(private), hint=NEEDED) from None
     return key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
 
 

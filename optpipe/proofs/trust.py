@@ -104,13 +104,16 @@ def _trusted(item: dict[str, Any], path: Path, place: str) -> Trusted:
         raise InputError(f"unknown key {unknown[0]!r}", place=place, hint=did_you_mean(unknown[0], list(KEYS)))
     models = item.get("models", ["*"])
     texts = [item[name] for name in KEYS[:3] if name in item]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(models, list):
+    if not all(isinstance(text, str) for text in texts) or not _texts(models):
         raise InputError("key, identity and issuer are texts, models is a list of texts", place=place)
     if ("key" in item) == ("identity" in item) or ("identity" in item) != ("issuer" in item):
         raise InputError("needs `key`, or `identity` and `issuer`", place=place)
     key = path.parent / Path(item["key"]).expanduser() if "key" in item else None
-    patterns = tuple(str(pattern) for pattern in models)
-    return Trusted(key, item.get("identity"), item.get("issuer"), patterns)
+    return Trusted(key, item.get("identity"), item.get("issuer"), tuple(models))
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def trust_key(public: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.evaluators import command
 from optpipe.backends.quantizers.libraries import LIBRARIES
+from optpipe.backends.registries import storage_of
 from optpipe.backends.registries.references import checked_name
 from optpipe.errors import InputError, Problem, did_you_mean
 from optpipe.model import sources, task_hub, tasks, texts
@@ -33,6 +34,8 @@ def value_problems(recipe: Recipe) -> Iterator[Problem]:
     for number, registry in enumerate(recipe.publish):
         if registry.promote is not None:
             yield from raised(partial(checked_name, registry.promote, "alias"), f"publish.{number}.promote")
+        if registry.registry != "mlflow" or registry.uri is not None:  # else the publishing machine's variable says it
+            yield from raised(partial(storage_of, registry, Path()), f"publish.{number}")
 
 
 def model_problems(recipe: Recipe) -> Iterator[Problem]:

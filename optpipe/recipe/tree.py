@@ -233,15 +233,17 @@ def mark_of(node: Node) -> str:
 def merge(base: MappingNode, over: MappingNode) -> MappingNode:
     """Mappings merge key by key, anything else is replaced; `null` removes a key that is there."""
     pairs: dict[str, tuple[Node, Node]] = {key.value: (key, value) for key, value in base.value}
+    by_hand = over.start_mark.name.startswith("--set ")  # what is missing is missing in the file, not in the option
     for key, value in over.value:
         before = pairs.get(key.value)
         if before and isinstance(value, ScalarNode) and value.tag == f"{TAG}null":
             del pairs[key.value]
         elif before and isinstance(before[1], MappingNode) and isinstance(value, MappingNode):
-            pairs[key.value] = (key, merge(before[1], value))
+            pairs[key.value] = (before[0] if by_hand else key, merge(before[1], value))
         else:
             pairs[key.value] = (key, value)
-    return MappingNode(over.tag, list(pairs.values()), over.start_mark, over.end_mark)
+    whose = base if by_hand else over
+    return MappingNode(over.tag, list(pairs.values()), whose.start_mark, whose.end_mark)
 
 
 def override(text: str) -> MappingNode:

@@ -154,3 +154,69 @@ def test_every_problem_of_a_recipe_is_in_the_document_by_itself(place: Place) ->
     found = json.loads(place("plan", "r.yaml", "--json").out)
     lines = {problem["place"].rpartition("r.yaml:")[2].split(":")[0] for problem in found["error"]["problems"]}
     assert lines >= {"3", "4"}
+
+
+REGISTRIES = [
+    "", "oci:/x", "oci:x", "s3:x", "oci://", "s3://", "hf://", "hf://a/b", "mlflow+http://", "mlflow://x", "http://x",
+    "https://x/y", "file:///x", "oci://user:word@h/x", "oci+http://127.0.0.1:99999/x", "mlflow+http://[::1/x",
+    "s3+http://127.0.0.1:1", "s3+http:///b",
+    "oci://a host/x", "oci://h/UPPER", "oci://h/a path", "s3://a bucket", "file",
+    "no-such-folder", "oci://h:port/x", "mlflow+https://h:-1", "s3+https://u:word@h/b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", REGISTRIES)
+def test_a_typo_in_a_registry_asks_nothing_of_a_network(place: Place, where: str) -> None:
+    for words in (("list",), ("pull", "tiny"), ("publish", "a run é")):
+        found = place(*words, "--registry", where)
+        assert found.code == 2 and "hint: " in found.err, f"{words} {found.err}"
+        assert "word" not in found.err.replace("password", "")
+
+
+ENTRIES = {
+    "{registry: oci, url: 'user:word@h/x'}": "password",
+    "{registry: oci, url: 'h:99999/x'}": "99999",
+    "{registry: s3, bucket: ''}": "bucket",
+    "{registry: s3, bucket: b, endpoint: 'h'}": "'h'",
+    "{registry: mlflow, uri: h}": "'h'",
+    "{registry: huggingface, owner: 'a/b'}": "'a/b'",
+    "{registry: folder, path: file}": "not a folder",
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_registry_that_cannot_be_ends_a_plan_not_hours_of_building(place: Place, entry: str) -> None:
+    text = Path(__file__).parents[2].joinpath("recipes", "fast.yaml").read_text()
+    place.root.joinpath("demo.yaml").write_text(Path(__file__).parents[2].joinpath("recipes", "demo.yaml").read_text())
+    place.root.joinpath("r.yaml").write_text(f"{text}\npublish:\n  - {entry}\n")
+    found = place("plan", "--check", "r.yaml")
+    assert found.code == 2 and "publish.0" in found.err and ENTRIES[entry] in found.err, found.err
+
+
+def test_a_source_in_a_registry_that_is_not_there_is_told(place: Place) -> None:
+    for wrong in ("registry:no-such/tiny@champion", "registry:oci:/x/tiny@c", "registry:tiny@champion"):
+        found = place("check", wrong)
+        assert found.code == 2 and "hint: " in found.err, found.err
+
+
+def test_what_a_recipe_lacks_is_missing_in_the_file_whatever_was_set_by_hand(place: Place) -> None:
+    (place.root / "r.yaml").write_text("version: 1\nname: x\n")
+    assert "r.yaml:1:1: recipe: the key 'load' is missing" in place("plan", "r.yaml", "--set", "seed=3").err
+
+
+@pytest.mark.parametrize("text", ["signer = [1]", "signer = 1", '[[signer]]\nkey = "a.pub"\nmodels = [1]', "x = ["])
+def test_a_policy_that_has_not_its_form_is_told_with_its_place(
+    place: Place, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.root / "t.toml").write_text(text)
+    monkeypatch.setenv("OPTPIPE_TRUST", str(place.root / "t.toml"))
+    found = place("verify", "a run é")
+    assert found.code == 2 and "t.toml" in found.err
+
+
+def test_a_file_of_github_that_cannot_be_written_is_an_environment_that_lacks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_OUTPUT", str(place.root / "no-such" / "output"))
+    found = place("gate", "a run é", "--against", "tiny@champion", "--allow-missing", "--github")
+    assert found.code == 3 and "GITHUB_OUTPUT" in found.err

@@ -7,8 +7,8 @@ the recipe's schema.
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from optpipe.backends.registries import places
 from optpipe.backends.registries.folder import Folder, FolderStorage
 from optpipe.backends.registries.huggingface import HuggingFace, HuggingFaceStorage
 from optpipe.backends.registries.mlflow import Mlflow, MlflowStorage
@@ -17,7 +17,7 @@ from optpipe.backends.registries.references import Reference, Version
 from optpipe.backends.registries.registry import Progress, Registry
 from optpipe.backends.registries.s3 import S3, S3Storage
 from optpipe.backends.registries.storage import Storage
-from optpipe.errors import InputError, PublishFailed, did_you_mean
+from optpipe.errors import InputError, did_you_mean
 from optpipe.proofs import Notary
 
 Settings = Folder | Oci | Mlflow | S3 | HuggingFace
@@ -42,26 +42,38 @@ def settings_of(where: str) -> Settings:
     `s3+https://host/bucket/prefix` is a server that is not Amazon's.
     """
     if "://" not in where:
+        if where.partition(":")[0].lower() in SCHEMES and not Path(where).exists():
+            raise InputError(f"{where!r} lacks a slash", place="registry", hint="write KIND://..., e.g. oci://host/path")
         return Folder(path=where)
-    parts = urlsplit(where)
-    if "@" in parts.netloc:
-        raise InputError("a URL with a user or password in it", place="registry", hint="set them in the environment")
-    match parts.scheme:
+    scheme, _, rest = where.partition("://")
+    scheme, parts = scheme.lower(), places.split(where)
+    plain = scheme.partition("+")[2]
+    match scheme:
         case "oci":
-            return Oci(url=where.removeprefix("oci://"))
+            return Oci(url=rest)
         case "oci+http":
-            return Oci(url=where.removeprefix("oci+"))
+            return Oci(url=f"http://{rest}")
         case "mlflow+http" | "mlflow+https":
-            return Mlflow(uri=where.removeprefix("mlflow+"))
+            return Mlflow(uri=f"{plain}://{rest}")
         case "s3":
             return S3(bucket=parts.netloc, prefix=parts.path.strip("/"))
         case "s3+http" | "s3+https":
             bucket, _, prefix = parts.path.strip("/").partition("/")
-            return S3(bucket=bucket, prefix=prefix, endpoint=f"{parts.scheme.removeprefix('s3+')}://{parts.netloc}")
+            return S3(bucket=bucket, prefix=prefix, endpoint=f"{plain}://{parts.netloc}")
         case "hf":
-            return HuggingFace(owner=parts.netloc)
-    raise InputError(f"{where!r} is no registry that is known here", place="registry",
-                     hint=did_you_mean(parts.scheme, list(SCHEMES)))  # fmt: skip
+            return HuggingFace(owner=rest.rstrip("/"))
+    raise InputError(f"{where!r} is no registry that is known here", place="registry", hint=_kinds(scheme))
+
+
+def _kinds(scheme: str) -> str:
+    if scheme in ("http", "https"):
+        return f"say which kind it is: oci://HOST/PATH, mlflow+{scheme}://HOST or s3+{scheme}://HOST/BUCKET"
+    return did_you_mean(scheme, list(SCHEMES))
+
+
+def missing_folder(where: str) -> bool:
+    """`where` names a folder, and it is not there."""
+    return isinstance(settings_of(where), Folder) and not Path(where).is_dir()
 
 
 def storage_of(settings: Settings, default: Path) -> Storage:
@@ -77,7 +89,7 @@ def storage_of(settings: Settings, default: Path) -> Storage:
         case Folder(path=path):
             root = Path(path).expanduser() if path else default
             if root.exists() and not root.is_dir():
-                raise PublishFailed(f"{root} is not a folder", place="publish.path", hint="name a folder, there or not")
+                raise InputError(f"{root} is not a folder", place="publish.path", hint="name a folder, there or not")
             return FolderStorage(root)
 
 

@@ -110,7 +110,8 @@ class Http:
 
     def _broken(self, error: Exception) -> PublishFailed:
         what = f"{type(error).__name__}: {error}".rstrip(": ")
-        return PublishFailed(f"the connection failed ({what})", place=self.url, hint=AGAIN)
+        hint = f"check the address and the network; {AGAIN}"
+        return PublishFailed(f"the connection failed ({what})", place=self.url, hint=hint)
 
     def _demand(self, answer: Any, method: str) -> None:
         status = answer.status_code

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe import bundle as bundles
+from optpipe.backends.registries import places
 from optpipe.backends.registries.storage import AGAIN, Storage
 from optpipe.bundle import Entry, Manifest
 from optpipe.errors import PublishFailed
@@ -54,6 +55,7 @@ class HuggingFaceStorage(Storage):
     kind = "huggingface"
 
     def __init__(self, settings: HuggingFace) -> None:
+        places.checked_part(settings.owner, places.OWNER, "an owner on the hub")
         self._owner, self._private = settings.owner, settings.private
         self.where = f"hf://{settings.owner}"
         self._pending: dict[tuple[str, str], dict[str, Any]] = {}

@@ -25,10 +25,11 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from optpipe import bundle as bundles
+from optpipe.backends.registries import places
 from optpipe.backends.registries.http import Http
 from optpipe.backends.registries.storage import Storage
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import InputError, PublishFailed
+from optpipe.errors import PublishFailed
 from optpipe.records import Json
 
 API = "/api/2.0/mlflow"
@@ -60,8 +61,7 @@ class MlflowStorage(Storage):
 
     def __init__(self, settings: Mlflow) -> None:
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
-        if urlsplit(uri).scheme not in ("http", "https"):
-            raise InputError(f"{uri!r} is no URL of a server", place="registry", hint="e.g. https://mlflow.example.org")
+        places.checked_url(uri, "https://mlflow.example.org")
         verify = os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH")
         self._http = Http(uri, _login, credentials=HINT, verify=verify)
         self.where = f"mlflow+{self._http.url}"

@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from optpipe import bundle as bundles
-from optpipe.backends.registries import oci_login
+from optpipe.backends.registries import oci_login, places
 from optpipe.backends.registries.http import Body, Http
 from optpipe.backends.registries.storage import Storage
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import InputError, PublishFailed
+from optpipe.errors import PublishFailed
 from optpipe.records import Json, canonical
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -67,13 +66,10 @@ class OciStorage(Storage):
     def __init__(self, settings: Oci) -> None:
         bare = settings.url.partition("://")[2] or settings.url
         self._host, _, self._path = bare.strip("/").partition("/")
-        if not self._host or "@" in self._host:
-            raise InputError(f"{self._host!r} is no host", place="registry", hint="write host[:port]/path; no password")
-        plain = settings.url.startswith("http://") or (urlsplit(f"//{bare}").hostname or "") in (
-            "localhost",
-            "127.0.0.1",
-            "::1",
-        )
+        parts = places.checked_url(f"https://{self._host}", "oci://registry.example.com/models")
+        if self._path:
+            places.checked_part(self._path, places.OCI_PATH, "a repository's path")
+        plain = settings.url.startswith("http://") or parts.hostname in ("localhost", "127.0.0.1", "::1")
         self._secure = not plain
         self.where = f"oci://{bare.strip('/')}"
         self._known: dict[str, str] = {}

@@ -46,7 +46,11 @@ def puller(default: Path, say: sources.Say) -> sources.Pull:
     """Brings `registry:` sources here; `default` is the folder registry where they name none."""
 
     def pull(wanted: sources.RegistryRef) -> Path:
-        registry = registries.at(wanted.registry or str(default), notary=Notary(say))
+        where = wanted.registry or str(default)
+        if wanted.registry and registries.missing_folder(where):
+            hint = "name a registry's folder or URL, then / and the model"
+            raise InputError(f"there is no folder {where}", place=str(wanted), hint=hint)
+        registry = registries.at(where, notary=Notary(say))
         return registry.local(registry.resolve(f"{wanted.name}@{wanted.reference}"))
 
     return pull

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe import bundle as bundles
+from optpipe.backends.registries import places
 from optpipe.backends.registries.storage import Storage
 from optpipe.bundle import Entry, Manifest
 from optpipe.errors import PublishFailed
@@ -58,6 +59,9 @@ class S3Storage(Storage):
     kind = "s3"
 
     def __init__(self, settings: S3) -> None:
+        places.checked_part(settings.bucket, places.BUCKET, "a bucket")
+        if settings.endpoint is not None:
+            places.checked_url(settings.endpoint, "https://s3.example.com")
         self._bucket, self._prefix, self._endpoint = settings.bucket, settings.prefix.strip("/"), settings.endpoint
         server = f"s3+{self._endpoint}/" if self._endpoint else "s3://"
         self.where = server + "/".join(filter(None, (self._bucket, self._prefix)))

@@ -82,6 +82,7 @@ class Place:
         """Those with an environment of their own, which is called as they are."""
         self.pythons: dict[str, Path] = {}
         """Other toolchains of their own."""
+        self.on_path: list[Path] = []
 
     @classmethod
     def new(cls, root: Path) -> Place:
@@ -112,8 +113,7 @@ class Place:
         self.python("trtllm/python", FAKE_TENSORRT_LLM_RELEASE=release, FAKE_TENSORRT_LLM_SITE=str(folder))
         build = ["trtllm-build"] if builds(release) else []
         for name in ("trtllm-serve", "trtllm-bench", *build):
-            run = f'exec "{sys.executable}" "{ROOT / "tests" / "fakes" / "trtllm.py"}" {release} {name} "$@"'
-            (folder / name).write_text(f'#!/bin/sh\nexport PYTHONPATH="{ROOT}"\n{run}\n')
+            (folder / name).write_text(f"#!{folder / 'python'}\n")
             (folder / name).chmod(0o755)
         self.pythons["tensorrt_llm"] = folder / "python"
 
@@ -154,7 +154,8 @@ class Place:
         """The tests' own, with everything that a machine shares moved below the folder."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OPTPIPE_")}
         own = {"OPTPIPE_HOME": "home", "TMPDIR": "tmp", "OPTPIPE_FAKES": "fakes"}
-        paths = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(self.root / "gpu"), os.environ["PATH"]])}
+        path = [str(self.root / "gpu"), *map(str, self.on_path), os.environ["PATH"]]
+        paths = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join(path)}
         return kept | {name: str(self.root / folder) for name, folder in own.items()} | paths
 
     def build(self, *words: str) -> Done:

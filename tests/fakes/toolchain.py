@@ -28,6 +28,8 @@ SERVERS = ("optpipe.backends.engines.onnxruntime_server", "small_server")
 TRT_RELEASE = "FAKE_TENSORRT_LLM_RELEASE"
 """Set in the environment that stands for TensorRT-LLM's, whose packages lie in FAKE_TENSORRT_LLM_SITE."""
 TRT_OPTIONS = "optpipe.backends.engines.tensorrt_llm_options"
+TRT_COMMANDS = ("trtllm-serve", "trtllm-build", "trtllm-bench")
+"""Scripts whose first line names this Python."""
 FAKED = (
     *("tokens", "excerpts", "quantize", "quantize-modelopt", "compile-onnxruntime", "score", "score-onnxruntime"),
     "load",
@@ -61,6 +63,10 @@ def main() -> int:
         sys.path += site
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *site])
     first, *rest = sys.argv[1:]
+    if (name := Path(first).name) in TRT_COMMANDS:
+        sys.argv = [name, os.environ[TRT_RELEASE], name, *rest]
+        runpy.run_module("tests.fakes.trtllm", run_name="__main__")
+        return 0
     if first != "-m":
         return installed()
     module, *rest = rest

@@ -181,3 +181,11 @@ def test_a_bundle_of_another_engine_carries_a_configuration_marked_unmeasured(bu
     if path.exists():
         text = path.read_text()
         assert "# unmeasured" in text and "not run on hardware here" in text and yaml.safe_load(text)["max_num_tokens"]
+
+
+def test_its_commands_on_path_are_enough(tmp_path: Path) -> None:
+    place = new(tmp_path, "1.3.0", checkpoints={})
+    place.on_path = [place.pythons.pop("tensorrt_llm").parent]
+    done = place.build()
+    assert (done.code, done.status("base@trt")) == (0, "passed"), done.err
+    assert record(place, "base@trt")["engine_version"] == "1.3.0"

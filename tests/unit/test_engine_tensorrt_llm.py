@@ -24,7 +24,7 @@ from optpipe.model.compat import Case, feasibility
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
 from optpipe.records import Artifact, ModelFacts
-from optpipe.toolchains import Toolchain, get
+from optpipe.toolchains import Image, Toolchain, get
 from optpipe.toolchains.trtllm import builds, no_build
 from optpipe.worker import Failure
 from tests.models import tiny_llama
@@ -180,6 +180,22 @@ def test_it_is_found_by_its_command_on_path_or_absent(tmp_path: Path, monkeypatc
         tensorrt_llm.refused(TensorRtLlm(), "targets.trt", chain, H100)
 
 
+def test_an_image_is_asked_once_which_release_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
+    asked, runner = tmp_path / "asked", tmp_path / "run"
+    told = json.dumps({**tensorrt_llm_options.shipped(), "version": "1.2.1"})
+    runner.write_text(f"#!/bin/sh\necho \"$@\" >> '{asked}'\necho 'loading'\necho '{told}'\n")
+    runner.chmod(0o755)
+    image = f"trt@sha256:{'0' * 64}"
+    chain = get("tensorrt_llm", {"tensorrt_llm": Image((str(runner), image))})
+    for _ in range(2):
+        assert tensorrt_llm.settled(TensorRtLlm(), chain).backend == "tensorrt"
+    (line,) = asked.read_text().splitlines()
+    assert line.startswith(f"{image} env ") and "TRTLLM_NO_USAGE_STATS=1" in line
+    assert line.endswith("python3 -m optpipe.backends.engines.tensorrt_llm_options")
+    assert "1.3.0rc20" not in str(tensorrt_llm.refused(TensorRtLlm(backend="tensorrt"), "t", chain, H100))
+
+
 def words(tmp_path: Path, release: str, monkeypatch: pytest.MonkeyPatch, *, engine: bool) -> list[str]:
     """What the launcher would start."""
     model = tmp_path / "model"
@@ -246,6 +262,24 @@ def test_modelopts_formats_are_built_and_int8_is_not(tmp_path: Path, algorithm: 
     told.write_text(json.dumps({"quantization": {"quant_algo": "INT8_SQ"}}))
     with pytest.raises(Failure, match="no engine is built from INT8_SQ"):
         compiler.algorithm_of(tmp_path)
+
+
+def test_a_checkpoint_is_converted_rank_by_rank_with_what_modelopt_says(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "m")
+    told = {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 128, "exclude_modules": ["lm_head"]}}
+    (model / "hf_quant_config.json").write_text(json.dumps(told))
+    chosen = compiler.Options(512, 8, 1024, 2, "bfloat16", "fp8")
+    path = f"{ROOT}:{ROOT / 'tests' / 'fakes' / 'trtllm_site'}"
+    argv = compiler.convert_command(model, tmp_path / "out", chosen)
+    subprocess.run(argv, check=True, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"})
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made["mapping"] == {"world_size": 2, "tp_size": 2} and made["dtype"] == "bfloat16"
+    quantization = made["quantization"]
+    assert (quantization["quant_algo"], quantization["kv_cache_quant_algo"]) == ("W4A16_AWQ", "FP8")
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {
+        "rank0.safetensors",
+        "rank1.safetensors",
+    }
 
 
 # ---------------------------------------------------------------- log-probabilities from logits

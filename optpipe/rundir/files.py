@@ -18,7 +18,11 @@ from optpipe.records import to_json
 def write_atomic(path: Path, data: bytes) -> None:
     """Write beside, fsync, rename: a reader sees the old content or the new, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # what was to be written, not the file beside it
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -146,7 +146,8 @@ def test_what_the_system_refuses_is_told_with_its_path(place: Place) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_is_an_environment_that_lacks(place: Place) -> None:
     (place.root / "empty").chmod(0o555)
-    assert place("init", "empty/recipe.yaml").code == 3
+    found = place("init", "empty/recipe.yaml")
+    assert found.code == 3 and "empty/recipe.yaml: Permission denied" in found.err
 
 
 def test_every_problem_of_a_recipe_is_in_the_document_by_itself(place: Place) -> None:

@@ -139,7 +139,7 @@ class Aliases:
 
 def _moved(name: str, alias: str, now: str | None, expected: str | None) -> AliasMoved:
     return AliasMoved(
-        f"{alias} means {now}, not {expected}: somebody else moved it meanwhile",
+        f"{alias} means {now or 'nothing'}, not {expected or 'nothing'}: somebody else moved it meanwhile",
         place=f"{name}@{alias}",
         hint="compare with the version that it means now, then promote again",
     )

@@ -39,6 +39,17 @@ def describe(name: str) -> Json:
     }
 
 
+def named(name: str) -> None:
+    """InputError where `name` is neither a role nor a lock."""
+    from optpipe.errors import InputError, did_you_mean
+    from optpipe.toolchains import managed
+
+    known = sorted({*managed.ROLES, *managed.names()})
+    if name not in known:
+        told = f"{name!r} is not a toolchain that optpipe installs"
+        raise InputError(told, place="toolchain", hint=did_you_mean(name, known))
+
+
 @toolchain_app.command("list")
 def list_toolchains(as_json: AsJson = False) -> None:
     """List the toolchains that optpipe installs, and which are there."""
@@ -66,7 +77,7 @@ def install(
     from optpipe.toolchains import managed
 
     for name in names:  # all names are checked before the first gigabyte is fetched
-        managed.lock_for(name)
+        named(name)
     for name in names:
         if toolchains.installed(name):
             console.say(f"{name} is installed: {toolchains.path(name)}")
@@ -84,6 +95,7 @@ def path(
     from optpipe import console
     from optpipe.errors import EnvironmentMissing
 
+    named(name)
     row = describe(name)
     if not row["installed"]:
         hint = f"optpipe toolchain install {name}"

@@ -113,7 +113,7 @@ def lock_for(name: str, kind: str = "auto") -> Lock:
     if name in ROLES:
         name = ROLES[name][accelerator() if kind == "auto" else kind]
     if name not in names():
-        close = did_you_mean(name, [*ROLES, *names()])
+        close = did_you_mean(name, sorted({*ROLES, *names()}))
         raise EnvironmentMissing(
             f"{name!r} is not a toolchain that optpipe installs",
             place="toolchains",

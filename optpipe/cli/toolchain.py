@@ -74,7 +74,6 @@ def install(
 ) -> None:
     """Install toolchains now rather than at first use."""
     from optpipe import console, toolchains
-    from optpipe.toolchains import managed
 
     for name in names:  # all names are checked before the first gigabyte is fetched
         named(name)

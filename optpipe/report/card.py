@@ -17,7 +17,7 @@ def model_card(data: ReportData, artifact: Json) -> str:
         f"# {cell(data.name)}, {cell(winner.name)}",
         f"{cell(data.facts.source)}, {scheme(artifact)}, measured and packaged by optpipe. "
         f"{cell(summarize(data).why)}",
-        "\n".join(f"> - {cell(note)}" for note in data.facts.notes),
+        "\n".join(f"> - {cell(note)}" for note in (*data.facts.notes, *artifact.get("notes", ()))),
         serve(artifact),
         "## Measured",
         "Value, 95 % interval, n. Quality is paired with the base model on the same tokens.",

@@ -72,11 +72,10 @@ def scored(base: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ("tokens", tokens, {"model": base, "text": made.text(folder)}, made.rows(0)),
         ("score", plain, inputs, {"keep_logits": True}),
     )
-    # A process of its own, as a build has it: how a mixture was loaded once stays in transformers' tables.
-    quantized, second = run_bodies(
-        ("quantize", small, {"model": base}, {"method": "int8"}),
-        ("score", folder / "int8-score", inputs | {"model": small / "files", "base": plain / "files"}, {}),
-    )
+    # Processes of their own, as a build has them: how a mixture was loaded once stays in transformers' tables.
+    (quantized,) = run_bodies(("quantize", small, {"model": base}, {"method": "int8"}))
+    inputs |= {"model": small / "files", "base": plain / "files"}
+    (second,) = run_bodies(("score", folder / "int8-score", inputs, {}))
     return first, quantized if "failure" in quantized else second
 
 

@@ -9,12 +9,13 @@ measurement. What a backend cannot do ends one candidate, not the build.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from optpipe import serving
 from optpipe.outcome import Entry, Outcome
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Selection
+from optpipe.records import Plan, Selection
 from optpipe.room import require_room
 from optpipe.run import Run
 from optpipe.stages.benchmark import benchmark
@@ -54,14 +55,10 @@ def build(run: Run, recipe: Recipe) -> Outcome:
     battery = Battery.of(run, recipe, facts, base)
     calibrated = calibration_tokens(run, recipe, base, texts.calibration, plan.feasible)
 
-    lenient = recipe.on_inconclusive == "warn"
-    out.entries = [Entry(planned, lenient, absent.get(planned.candidate.target)) for planned in plan.feasible]
+    out.entries = entries(run, recipe, plan, absent)
 
     def down_the_line(entry: Entry) -> None:
         with entry.until_judged(), run.attempt(entry):
-            if entry.absent:
-                run.record(f"06-evaluate/{entry.name}.json", entry.verdict())
-                return
             entry.checkpoint = quantize(run, recipe, facts, base, calibrated, entry.candidate)
             entry.compiled = compile_(run, recipe, entry.candidate, entry.checkpoint)
             entry.evaluation = on_checkpoint(scorer, entry)
@@ -74,7 +71,7 @@ def build(run: Run, recipe: Recipe) -> Outcome:
                 if entry.passed:
                     entry.serving = benchmark(run, recipe, base, entry, engine)
 
-    run.side_by_side(out.entries, down_the_line)
+    run.side_by_side([entry for entry in out.entries if not entry.absent], down_the_line)
 
     for entry in out.leading(rank(recipe, out), recipe.tune.finalists if recipe.tune.finalists > 1 else 0):
         with run.attempt(entry):
@@ -100,6 +97,17 @@ def build(run: Run, recipe: Recipe) -> Outcome:
         out.published.append(publish(out.packaged, registry, default, against, run.notary, run.talk.transfer))
         run.record("publish.json", {"published": out.published})
     return out
+
+
+def entries(run: Run, recipe: Recipe, plan: Plan, absent: Mapping[str, str]) -> list[Entry]:
+    """Every feasible candidate; one whose engine is absent ({target: why}) is judged already: skipped."""
+    lenient = recipe.on_inconclusive == "warn"
+    found = [Entry(planned, lenient, absent.get(planned.candidate.target)) for planned in plan.feasible]
+    for entry in found:
+        if entry.absent:
+            entry.judged.set()
+            run.record(f"06-evaluate/{entry.name}.json", entry.verdict())
+    return found
 
 
 def rank(recipe: Recipe, out: Outcome) -> Selection:

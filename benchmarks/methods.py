@@ -67,6 +67,8 @@ def recipe(folder: Path, only: list[str]) -> Path:
             continue
         wide = method.fields.get("group_size", {}).get("default") == 128
         own = {key: value for key, value in SMALL.items() if wide and key in method.fields}
+        if method.library != "llmcompressor":  # engines here take the others' formats symmetric only
+            own.pop("symmetric", None)
         chosen[name] = {"method": method.name, "library": method.library, **own}
     document_: Json = {
         "version": 1,
@@ -184,6 +186,13 @@ def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
     return {text: to_json(stats.text_quality(text, base, mine)) for text, base, mine, _ in pairs}
 
 
+def said(message: str) -> str:
+    """The line of an engine's last words that names the cause."""
+    lines = [line.strip(" |") for line in message.splitlines()]
+    causes = [line for line in lines if "Value error, " in line or ("Error: " in line and "See root cause" not in line)]
+    return (causes or lines)[-1].partition(" [type=")[0][:200]
+
+
 def served(bench: Bench, planned: CandidatePlan, checkpoint: Checkpoint) -> Json:
     """Whether the engine here takes it: one greedy answer a prompt, then the same tokens as transformers."""
     compiled = compile_(bench.run, bench.recipe, planned.candidate, checkpoint)
@@ -194,7 +203,7 @@ def served(bench: Bench, planned: CandidatePlan, checkpoint: Checkpoint) -> Json
             canary = engine.run(canary_job(bench.recipe, entry.name, None))
             parity = engine.run(parity_job(bench.scorer, entry.name, checkpoint))
     except BackendFailed as error:
-        return {"loads": False, "says": error.message.splitlines()[-1].strip(" |")[:200]}
+        return {"loads": False, "says": said(error.message)}
     return {"loads": True, "parity_mean_abs": parity.record["mean_abs"], "engine_job": canary.key}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from optpipe.worker import Work
 
 JOB, TOOLCHAIN = "quantize-autoawq", legacy.TOOLCHAIN
-REVISION = 1
+REVISION = 2
 VERSION = "0.2.9"
 
 
@@ -95,7 +97,7 @@ def quantize(model: Any, scheme: Scheme, rows: Any, work: Work) -> None:
     kind = model.config.model_type
     whole = AWQ_CAUSAL_LM_MODEL_MAP[kind](model, kind, False, model.config, AwqConfig(), None)
     settings = {"zero_point": True, "q_group_size": scheme.group_size, "w_bit": scheme.bits, "version": "GEMM"}
-    with legacy.watched(model.model.layers, len(rows), 1, "autoawq", work):
+    with copies_on_a_cpu(), legacy.watched(model.model.layers, len(rows), 1, "autoawq", work):
         whole.quantize(
             None,
             settings,
@@ -104,6 +106,25 @@ def quantize(model: Any, scheme: Scheme, rows: Any, work: Work) -> None:
             max_calib_samples=len(rows),
             max_calib_seq_len=rows.shape[1],
         )
+
+
+@contextmanager
+def copies_on_a_cpu() -> Iterator[None]:
+    """The library keeps weights with `.cpu()` while it tries scales, and puts them back after each: on a CPU that is
+    no copy, so every trial would work on what the one before left (KL 0.98 nats instead of 0.03 on three layers)."""
+    import torch
+
+    moved = torch.Tensor.cpu
+
+    def copied(tensor: Any, *args: Any, **options: Any) -> Any:
+        found = moved(tensor, *args, **options)
+        return found.clone() if found is tensor else found
+
+    torch.Tensor.cpu = copied
+    try:
+        yield
+    finally:
+        torch.Tensor.cpu = moved
 
 
 def quantization(scheme: Scheme) -> Json:

@@ -9,6 +9,7 @@ import yaml
 
 from optpipe import judge, serving
 from optpipe.backends.registries import Settings, connect
+from optpipe.backends.registries.publishing import reaching
 from optpipe.backends.registries.references import CHAMPION
 from optpipe.errors import OptpipeError
 from optpipe.outcome import Outcome
@@ -23,7 +24,8 @@ def challenge(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome, settings: 
     winner, bundle, alias = out.winner, out.packaged, settings.promote or CHAMPION
     assert winner is not None and winner.checkpoint is not None, "only a winner is packaged"
     registry = connect(settings, run.folder.registry, notary=run.notary)
-    holder = registry.alias(bundle.name, alias)
+    with reaching(registry):
+        holder = registry.alias(bundle.name, alias)
     if out.open_checks:
         return told(run, alias, Challenge(holder, False, run.folder.ident, out.open_checks))
     if holder is None or holder == bundle.digest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optpipe.backends.registries import Registry, Settings, Version, connect
+from optpipe.backends.registries.publishing import reaching
 from optpipe.backends.registries.references import CHAMPION, LATEST
 from optpipe.backends.registries.registry import Progress
 from optpipe.errors import AliasMoved
@@ -22,6 +23,12 @@ def publish(
 ) -> Published:
     """Upload, move `latest`, then `promote` (default `champion`) if it is free or was beaten; the `notary` signs."""
     registry = connect(settings, default, notary=notary, progress=progress)
+    with reaching(registry):
+        return put_and_move(registry, bundle, settings, challenge)
+
+
+def put_and_move(registry: Registry, bundle: Bundle, settings: Settings, challenge: Challenge) -> Published:
+    """The version with all its files before any alias."""
     version = registry.upload(bundle)
     move_latest(registry, version, challenge.evidence)
     alias = settings.promote or CHAMPION

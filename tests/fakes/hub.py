@@ -13,9 +13,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.quiet import QuietServer
 
 TOKEN = "hf_testtoken"
 START = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
@@ -198,7 +200,7 @@ def described(path: str, data: bytes) -> Any:
 
 @contextmanager
 def serve(hub: Hub, port: int = 0) -> Iterator[Hub]:
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"hub": hub}))
+    server = QuietServer(("127.0.0.1", port), type("Bound", (Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     hub.url = hub.url or f"http://127.0.0.1:{server.server_port}"

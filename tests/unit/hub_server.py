@@ -8,9 +8,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.quiet import QuietServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -53,7 +55,7 @@ class Hub:
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_port}"

@@ -28,6 +28,7 @@ from optpipe.deploy.kubernetes import METRIC
 from optpipe.errors import InputError
 from optpipe.model import sources
 from optpipe.stages.package import package
+from tests.quiet import QuietServer
 from tests.tools import tool
 from tests.unit.test_package import ENGINE, begun, records
 
@@ -234,7 +235,7 @@ class Slow(http.server.BaseHTTPRequestHandler):
 
 def test_who_comes_when_capacity_and_queue_are_full_gets_429(facts: Facts, tmp_path: Path) -> None:
     haproxy = tool("haproxy", kind="deploy")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    server = QuietServer(("127.0.0.1", 0), Slow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = free_port()
     one = replace(facts, numbers={**facts.numbers, "replicas": replace(facts.numbers["replicas"], value=1)})

@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,6 +15,7 @@ import pytest
 
 from optpipe.backends.registries import oci_login
 from optpipe.errors import PublishFailed
+from tests.quiet import QuietServer
 
 KNOWN = base64.b64encode(b"ci:secret").decode()
 
@@ -82,7 +83,7 @@ class Tokens(BaseHTTPRequestHandler):
 @pytest.fixture
 def tokens() -> Iterator[tuple[str, list[dict[str, list[str]]]]]:
     asked: list[dict[str, list[str]]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Tokens,), {"asked": asked}))
+    server = QuietServer(("127.0.0.1", 0), type("Bound", (Tokens,), {"asked": asked}))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/token", asked
     server.shutdown()

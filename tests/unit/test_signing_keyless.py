@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from optpipe.errors import EnvironmentMissing, PublishFailed
 from optpipe.proofs import Policy, Signer, Trusted, check, choose_signer, sign
+from tests.quiet import QuietServer
 
 FILES = {"model.safetensors": "aa" * 32}
 ISSUER = "https://issuer.test"
@@ -65,7 +66,7 @@ def service() -> Iterator[Service]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     found.url = f"http://127.0.0.1:{server.server_port}"
     yield found

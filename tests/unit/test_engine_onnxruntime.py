@@ -6,6 +6,7 @@ import http.client
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ class Alphabet:
     """A model that goes on with the alphabet after its prompt's last letter, and notes whose turn it was."""
 
     longest = 64
+    vocabulary = 256
     ends = frozenset({ord("|")})
 
     def __init__(self) -> None:
@@ -206,6 +208,14 @@ def test_an_end_a_stop_string_and_a_failure_are_told(served: tuple[Engine, Alpha
         ({"prompt": "a", "max_tokens": 64}, "more than max_model_len 64"),
         ({"prompt": []}, "neither a text nor a list"),
         ({"prompt": "a", "echo": True}, "not offered"),
+        ({"prompt": [97, True]}, "neither a text nor a list"),
+        ({"prompt": [97, 256]}, "token id 256 is not among the model's 256"),
+        ({"prompt": "a", "max_tokens": "many"}, "max_tokens is .*many.*, not of type int"),
+        ({"prompt": "a", "max_tokens": 0}, "not above 0"),
+        ({"prompt": "a", "temperature": [1]}, "temperature is \\[1\\], not of type float"),
+        ({"prompt": "a", "top_p": 0}, "not above 0 and at most 1"),
+        ({"prompt": "a", "seed": True}, "seed is true, not of type int"),
+        ({"prompt": "a", "stop": [1]}, "stop is neither"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_400(
@@ -214,6 +224,40 @@ def test_what_cannot_be_answered_is_refused_with_400(
     with pytest.raises(Refused, match=told) as refused:
         served[0].complete(**words)
     assert refused.value.status == 400
+
+
+def posted(engine: Engine, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    """The status and text of an answer to a body as it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(engine.url.rpartition(":")[2]), timeout=10)
+    connection.request("POST", "/v1/completions", body, headers or {})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_a_body_that_is_no_request_is_refused_with_400(served: tuple[Engine, Alphabet]) -> None:
+    for body in (b"{", b"\xff", b"[]", b'"a"', b"null"):
+        status, told = posted(served[0], body)
+        assert status == 400 and "invalid_request_error" in told, told
+    assert posted(served[0], b"{}", {"Content-Length": "two"})[0] == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_of_ours_is_500_and_in_the_log_and_the_next_request_is_answered(
+    served: tuple[Engine, Alphabet], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    engine, model = served
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "tokenizer", None)
+        status, told = posted(engine, json.dumps({"prompt": "a", "stream": stream}).encode())
+    assert status == 500 and "internal error" in told and "NoneType" not in told
+    end, log = time.monotonic() + 10, ""
+    while "AttributeError: 'NoneType' object has no attribute 'encode'" not in log:
+        assert time.monotonic() < end, log
+        time.sleep(0.01)
+        log += capfd.readouterr().err
+    assert engine.complete("a", max_tokens=1)["text"] == "b"
 
 
 def test_two_requests_take_turns_and_a_third_waits(served: tuple[Engine, Alphabet]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import yaml
 
 from optpipe.backends.engines import files, vllm
 from optpipe.backends.engines.vllm import Vllm
-from optpipe.backends.engines.vllm_options import check, lacking
+from optpipe.backends.engines.vllm_options import check, installed_options, lacking
+from optpipe.errors import EnvironmentMissing
 from optpipe.records import Artifact, Hardware, Json
+from optpipe.toolchains import Toolchain
 
 CPU = Hardware("laptop", "cpu", 8, 16 << 30, "x86_64 avx2")
 GPU = Hardware("server", "cpu", 64, 256 << 30, "x86_64", gpu="H200", gpus=4, gpu_memory_bytes=141 << 30)
@@ -164,3 +167,54 @@ def test_an_engine_that_lacks_what_is_written_for_it_is_another_release() -> Non
     (problem,) = lacking(vllm.config(Vllm(), {}, GPU), {"dtype": OPTIONS["max-num-seqs"]}, "targets.vllm")
     assert problem.message == "this vLLM has no option --kv-cache-dtype, which optpipe writes"
     assert lacking({"max-num-seqs": 4, "no-enable-prefix-caching": True}, OPTIONS, "targets.vllm") == ()
+
+
+# ---------------------------------------------------------------- asking an installed vLLM
+
+PARSER = """
+def make_arg_parser(parser):
+    parser.add_argument("--max-num-seqs", type=int)
+    return parser
+"""
+
+
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, str]) -> Json:
+    """The options of a small package vllm of these modules, asked in a Python of its own."""
+    for name, text in {"vllm/utils/argparse_utils.py": "import argparse\n"
+                       "FlexibleArgumentParser = argparse.ArgumentParser\n", **modules}.items():  # fmt: skip
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for folder in (tmp_path / "site" / "vllm").rglob("."):
+        (folder / "__init__.py").touch()
+    monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{tmp_path / "site"}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return installed_options(Toolchain("vllm-mine", "interpreter", (str(python),), {}, "sha256:f"))
+
+
+@pytest.mark.parametrize("home", ["launchers", "openai"])
+def test_options_are_asked_of_the_parser_wherever_this_release_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    found = asked(tmp_path, monkeypatch, {f"vllm/entrypoints/{home}/cli_args.py": PARSER})
+    assert "max-num-seqs" in found
+
+
+BROKEN = [
+    ({"vllm/entrypoints/openai/cli_args.py": PARSER, "vllm/__init__.py": "import no_torch"}, "named 'no_torch'"),
+    ({"vllm/entrypoints/__init__.py": "import no_ray"}, "named 'no_ray'"),
+    ({"vllm/entrypoints/openai/cli_args.py": "raise RuntimeError('no GPU')"}, "RuntimeError: no GPU"),
+    ({"vllm/entrypoints/openai/cli_args.py": "import sys; sys.exit(0)"}, "it printed no JSON"),
+]
+
+
+@pytest.mark.parametrize(("modules", "told"), BROKEN)
+def test_a_vllm_that_does_not_answer_is_an_environment_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, str], told: str
+) -> None:
+    with pytest.raises(EnvironmentMissing, match=told) as missing:
+        asked(tmp_path, monkeypatch, modules)
+    assert missing.value.place == "toolchain vllm-mine"
+    assert not list((tmp_path / "home").rglob("*.json")), "what was not answered is not kept"

@@ -50,6 +50,7 @@ class Model:
         self.genai: Any = onnxruntime_genai
         told = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
         self.longest = int(config.get("max-model-len") or told["context_length"])
+        self.vocabulary = int(told["vocab_size"])
         ends = told["eos_token_id"]
         self.ends = set(ends if isinstance(ends, list) else [ends])
         threads = {"intra_op_num_threads": int(config.get("threads", 1)), "inter_op_num_threads": 1}

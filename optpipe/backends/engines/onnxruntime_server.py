@@ -21,12 +21,8 @@ from typing import Any
 
 from optpipe.backends.engines.files import read_yaml
 from optpipe.backends.engines.onnxruntime_model import DONE, Asked, Model, Scheduler
+from optpipe.backends.engines.onnxruntime_request import Wrong, asked_of, stops_of
 from optpipe.records import Json
-
-
-class Wrong(Exception):
-    """A request that cannot be answered, with what is wrong with it."""
-
 
 # ---------------------------------------------------------------- HTTP
 
@@ -44,29 +40,10 @@ class Server(ThreadingHTTPServer):
         self.scheduler.start()
         self.numbers = itertools.count(1)
 
-    def asked(self, body: Json) -> Asked:
-        """The request, checked. Raises Wrong."""
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-            prompt = prompt[0]
-        ids = self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
-        if not isinstance(ids, list) or not ids or not all(isinstance(one, int) for one in ids):
-            raise Wrong("prompt is neither a text nor a list of token ids")
-        if body.get("n", 1) != 1 or body.get("echo"):
-            raise Wrong("n other than 1 and echo are not offered")
-        tokens = int(body.get("max_tokens") or 16)
-        if len(ids) + tokens > self.model.longest:
-            raise Wrong(f"{len(ids)} + {tokens} tokens are more than max_model_len {self.model.longest}")
-        return Asked(
-            ids=ids,
-            max_tokens=tokens,
-            ignore_eos=bool(body.get("ignore_eos")),
-            temperature=float(body.get("temperature", 1.0)),
-            top_p=float(body.get("top_p", 1.0)),
-            seed=body.get("seed"),
-            logprobs=body.get("logprobs") is not None,
-            prompt_logprobs=body.get("prompt_logprobs") is not None,
-        )
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is no news; anything else is a fault of ours, with its traceback in the log."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @dataclass
@@ -100,6 +77,16 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Server
+    begun = False
+    """Whether an answer has been begun, so that no other can be."""
+
+    def handle_one_request(self) -> None:
+        self.begun = False
+        super().handle_one_request()
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        self.begun = True
+        super().send_response(code, message)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet: a load is thousands of lines."""
@@ -114,18 +101,32 @@ class Handler(BaseHTTPRequestHandler):
             self.whole(404, {"error": {"message": f"no {self.path}"}})
 
     def do_POST(self) -> None:
+        """400 for what is wrong with the request; what is wrong with us is told as 500 and goes on to the log."""
+        answered = False
         try:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            if self.path != "/v1/completions":
-                self.whole(404, {"error": {"message": f"no {self.path}"}})
-                return
-            asked = self.server.asked(body)
-        except (Wrong, ValueError, TypeError, AttributeError) as error:
-            self.whole(400, {"error": {"message": str(error), "type": "invalid_request_error"}})
+            self.answer()
+            answered = True
+        finally:
+            if not answered and not self.begun and not isinstance(sys.exc_info()[1], ConnectionError):
+                self.close_connection = True
+                self.whole(500, {"error": {"message": "internal error: see the server's log", "type": "server_error"}})
+
+    def answer(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except ValueError as error:  # no number, no UTF-8, no JSON
+            self.refuse(f"the body is no JSON of Content-Length {length!r}: {error}")
             return
-        stops = body.get("stop") or ()
-        given = (stops,) if isinstance(stops, str) else tuple(stops)
-        text = Text(self.server.model.tokenizer, body.get("skip_special_tokens") is False, given)
+        if self.path != "/v1/completions":
+            self.whole(404, {"error": {"message": f"no {self.path}"}})
+            return
+        try:
+            asked, stops = asked_of(body, self.server.model), stops_of(body)
+        except Wrong as error:
+            self.refuse(str(error))
+            return
+        text = Text(self.server.model.tokenizer, body.get("skip_special_tokens") is False, stops)
         self.server.scheduler.waiting.put(asked)
         try:
             if body.get("stream"):
@@ -136,6 +137,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             asked.gone = True
+
+    def refuse(self, message: str) -> None:
+        self.whole(400, {"error": {"message": message, "type": "invalid_request_error"}})
 
     def at_once(self, asked: Asked, text: Text) -> None:
         logprobs: Json = {"tokens": [], "token_logprobs": []}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 import typing
 from collections.abc import Mapping
@@ -15,15 +14,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.engines.ask import Question, ask
 from optpipe.backends.engines.tensorrt_llm import TensorRtLlm, flat
 from optpipe.errors import EnvironmentMissing, Problem, did_you_mean
 from optpipe.records import Json
-from optpipe.rundir import optpipe_home, read_json, write_json
-from optpipe.toolchains import Toolchain, worker_source
+from optpipe.rundir import read_json
+from optpipe.toolchains import Toolchain
 
 PACKAGE, ARGUMENTS = "tensorrt-llm", "tensorrt_llm.llmapi.llm_args"
 CLASSES = {"pytorch": "TorchLlmArgs", "tensorrt": "TrtLlmArgs"}
-TIMEOUT_S = 300.0
+QUESTION = Question(
+    "TensorRT-LLM",
+    "optpipe.backends.engines.tensorrt_llm_options",
+    "tensorrt-llm-options",
+    {"TRTLLM_NO_USAGE_STATS": "1"},
+)
 
 OURS = "optpipe sets it"
 CODE = "it runs code that a recipe names"
@@ -80,26 +85,12 @@ def version(chain: Toolchain) -> str:
 
 
 def installed(chain: Toolchain) -> Json:
-    """The keys of this toolchain's TensorRT-LLM, asked once and kept by its fingerprint. Raises EnvironmentMissing."""
-    kept = optpipe_home() / "tensorrt-llm-options" / f"{chain.fingerprint.removeprefix('sha256:')}.json"
-    if kept.exists():
-        return dict(read_json(kept))
-    place = f"toolchain {chain.name}"
+    """Release and keys of this toolchain's TensorRT-LLM. Raises EnvironmentMissing where it does not say them."""
     if chain.kind == "interpreter" and PACKAGE not in chain.versions:
         hint = "name the Python of a TensorRT-LLM environment or container"
-        raise EnvironmentMissing(f"{chain.origin} has no {PACKAGE} installed", place=place, hint=hint)
-    own = {"PYTHONPATH": str(worker_source()), "TRTLLM_NO_USAGE_STATS": "1"}
-    argv = chain.argv("-m", "optpipe.backends.engines.tensorrt_llm_options", env=own)
-    env = {**chain.environment(), **own}
-    try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        options: Json = json.loads(done.stdout.strip().splitlines()[-1])
-    except (subprocess.SubprocessError, OSError, IndexError, ValueError) as error:
-        last = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
-        text = f"TensorRT-LLM does not say which release it is and which keys it has: {last}"
-        raise EnvironmentMissing(text, place=place, hint="see `optpipe doctor`") from None
-    write_json(kept, options)
-    return options
+        text = f"{chain.origin} has no {PACKAGE} installed"
+        raise EnvironmentMissing(text, place=f"toolchain {chain.name}", hint=hint)
+    return ask(QUESTION, chain)
 
 
 def check(target: TensorRtLlm, options: Json | None, place: str) -> tuple[Problem, ...]:

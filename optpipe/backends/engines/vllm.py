@@ -14,7 +14,7 @@ from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
 from optpipe.model.memory import CPU_KV_CACHE
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
-from optpipe.toolchains import Toolchain, worker_source
+from optpipe.toolchains import Toolchain
 
 READY_S = {"cpu": 600.0, "gpu": 1800.0}
 
@@ -240,7 +240,7 @@ def refused(target: Vllm, place: str, chain: Toolchain, hardware: Hardware) -> t
 
     if chain.kind not in ("interpreter", "image"):
         return ()
-    options = vllm_options.installed_options(chain, worker_source())
+    options = vllm_options.installed_options(chain)
     flat = config(replace(target, engine_args={}), {}, hardware)
     return (*vllm_options.check(target, options, place), *vllm_options.lacking(flat, options, place))
 

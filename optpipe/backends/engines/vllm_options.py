@@ -9,16 +9,16 @@ import argparse
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.engines.ask import Question, ask
 from optpipe.backends.engines.vllm import Vllm, flags
-from optpipe.errors import EnvironmentMissing, Problem, did_you_mean
+from optpipe.errors import Problem, did_you_mean
 from optpipe.records import Json
-from optpipe.rundir import optpipe_home, read_json, write_json
+from optpipe.rundir import read_json
 from optpipe.toolchains import Toolchain
 
 PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
@@ -37,7 +37,7 @@ REFUSED = {
     "load-format": "weights are safetensors, always",
     "trust-remote-code": "say `model: {trust_remote_code: true}`",
 }
-TIMEOUT_S = 300.0
+QUESTION = Question("vLLM", "optpipe.backends.engines.vllm_options", "vllm-options", {"VLLM_LOGGING_LEVEL": "ERROR"})
 
 
 # ---------------------------------------------------------------- in the toolchain
@@ -64,14 +64,16 @@ def describe(action: argparse.Action, names: list[str]) -> Json:
 
 
 def _parser_module() -> str:
+    """The first of PARSERS that this vLLM has; ModuleNotFoundError where vLLM itself lacks something."""
     from importlib.util import find_spec
 
     for name in PARSERS[:-1]:
         try:
             if find_spec(name):
                 return name
-        except ModuleNotFoundError:
-            continue
+        except ModuleNotFoundError as error:  # a package of the name is absent: another release; else vLLM is broken
+            if error.name in (None, "vllm") or not name.startswith(f"{error.name}."):
+                raise
     return PARSERS[-1]
 
 
@@ -83,26 +85,9 @@ def shipped() -> Json:
     return dict(read_json(Path(__file__).with_suffix(".json")))
 
 
-def installed_options(toolchain: Toolchain, source: Path) -> Json:
-    """The options of this toolchain's vLLM, asked once (about 10 s) and kept by its fingerprint."""
-    kept = optpipe_home() / "vllm-options" / f"{toolchain.fingerprint.removeprefix('sha256:')}.json"
-    if kept.exists():
-        return dict(read_json(kept))
-    own = {"PYTHONPATH": str(source), "VLLM_LOGGING_LEVEL": "ERROR"}
-    argv = toolchain.argv("-m", "optpipe.backends.engines.vllm_options", env=own)
-    env = {**toolchain.environment(), **own}
-    try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        options: Json = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentMissing(
-            f"vLLM does not say which options it has: {last}",
-            place=f"toolchain {toolchain.name}",
-            hint="see `optpipe doctor`",
-        ) from None
-    write_json(kept, options)
-    return options
+def installed_options(chain: Toolchain) -> Json:
+    """The options of this toolchain's vLLM. Raises EnvironmentMissing where it does not say them."""
+    return ask(QUESTION, chain)
 
 
 def check(target: Vllm, options: Mapping[str, Json] | None, place: str) -> tuple[Problem, ...]:

@@ -77,28 +77,38 @@ def problem_of(tree: Node, error: ErrorDetails) -> Problem:
     name = ".".join(path) or "recipe"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return Problem(f"{mark_of(key_node)}: {name}", "no such key", did_you_mean(str(loc[-1]), keys_at(loc[:-1])))
-    scalar = isinstance(value, ScalarNode)
-    place = f"{mark_of(value if scalar else key_node)}: {name}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return tag_problem(tree, error)
+    place = f"{mark_of(exact(key_node, value))}: {name}"
     if kind in ("missing", "missing_argument"):
         return Problem(place, f"the key {loc[-1]!r} is missing", f"add `{loc[-1]}:`; {REFERENCE} says what it means")
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return tag_problem(place, error, tags_at(loc))
-    found = f"{value.value!r}" if isinstance(value, ScalarNode) else f"a {kind_of(value)}"
     message = error["msg"].removeprefix("Value error, ")
-    shown = message if kind == "value_error" else f"{found}: {message[:1].lower()}{message[1:]}"
+    shown = message if kind == "value_error" else f"{found(value)}: {message[:1].lower()}{message[1:]}"
     return Problem(place, shown, hint_of(error, value, loc))
 
 
-def tag_problem(place: str, error: ErrorDetails, known: list[str]) -> Problem:
+def tag_problem(tree: Node, error: ErrorDetails) -> Problem:
     """A union's key that is missing or not known; a function that tells is named after the key that it reads."""
-    context = error.get("ctx", {})
-    field = str(context.get("discriminator", "")).strip("'").removesuffix("()")
+    context, loc = error.get("ctx", {}), error["loc"]
+    field, known = str(context.get("discriminator", "")).strip("'").removesuffix("()"), tags_at(loc)
+    key_node, value, path = walk(tree, (*loc, field))
+    place = f"{mark_of(exact(key_node, value))}: {'.'.join(path) or 'recipe'}"
     if "tag" not in context:
         return Problem(place, f"the key {field!r} is missing", f"{field}: one of {', '.join(known)}")
     known = known or [tag.strip().strip("'") for tag in str(context["expected_tags"]).split(",")]
     hint = did_you_mean(str(context["tag"]), known)
     every = "" if hint.startswith("known") else f" known: {', '.join(known)}"
-    return Problem(place, f"{field}: {context['tag']!r} is not known", hint + every)
+    return Problem(place, f"{found(value)} is not known", hint + every)
+
+
+def exact(key_node: Node, value: Node) -> Node:
+    """What to point at: a single value itself, else the key that it belongs to."""
+    return value if isinstance(value, ScalarNode) else key_node
+
+
+def found(value: Node) -> str:
+    """A value as it is told."""
+    return f"{value.value!r}" if isinstance(value, ScalarNode) else f"a {kind_of(value)}"
 
 
 def hint_of(error: ErrorDetails, value: Node, loc: Keys) -> str:

@@ -37,12 +37,12 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown library": (
         "method: int8",
         "library: gptqmodl, method: gptq",
-        ("checkpoints.int8", "library: 'gptqmodl'", "did you mean 'gptqmodel'", "known: llmcompressor, gptqmodel"),
+        ("checkpoints.int8.library", "'gptqmodl'", "did you mean 'gptqmodel'", "known: llmcompressor, gptqmodel"),
     ),
     "a method that a library lacks": (
         "method: int8",
         "library: modelopt, method: gptq",
-        ("checkpoints.int8", "method: 'gptq' is not known", "awq, fp8, smoothquant"),
+        ("checkpoints.int8.method", "'gptq' is not known", "awq, fp8, smoothquant"),
     ),
     "the only method of a library": (
         "method: int8",
@@ -124,6 +124,33 @@ def test_a_wrong_recipe_is_refused_at_its_place(name: str, tmp_path: Path) -> No
     command = "build" if number % 2 else "plan"
     found = (optpipe if number % 5 == 0 else here)(command, "recipe.yaml", cwd=tmp_path, home=tmp_path / "home")
     check_refusal(found, tmp_path, *shown, place=r"(?m)^(error: )?recipe\.yaml:\d+:\d+: ")
+
+
+TOLD_APART_BY = {
+    # key: (what stands in demo.yaml, what stands there instead, ^ before what is to be pointed at)
+    "method": ("method: int8", "method: ^int9"),
+    "library": ("method: int8", "group_size: 64, library: ^gptqmodl"),
+    "method of a library": ("method: int8", "library: modelopt, method: ^gptq"),
+    "the only method of a library": ("method: int8", "library: gptqmodel, method: ^awq"),
+    "engine": ("engine: vllm", "dtype: bfloat16, engine: ^vlllm"),
+    "registry": ("registry: folder", "registry: ^foldr"),
+    "kind": ("keep: winner", "toolchains: {vllm: {python: x, kind: ^interpretr}}"),
+    "scenario": ("scenario: steady", "scenario: ^stedy"),
+    "a list": ("method: int8", "^method: [int8]"),
+    "null": ("method: int8", "method: ^null"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD_APART_BY)
+def test_the_key_that_tells_what_a_block_is_is_pointed_at(name: str, tmp_path: Path) -> None:
+    """Not the block that it stands in: line and column are those of the wrong value, or of a list's key."""
+    old, new = TOLD_APART_BY[name]
+    text = DEMO.replace(old, new, 1)
+    (tmp_path / "recipe.yaml").write_text(text.replace("^", "", 1), encoding="utf-8")
+    before = text[: text.index("^")]
+    found = here("plan", "recipe.yaml", cwd=tmp_path, home=tmp_path / "home")
+    place = f"recipe.yaml:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}: "
+    check_refusal(found, tmp_path, place)
 
 
 @pytest.mark.parametrize(

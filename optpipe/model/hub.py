@@ -10,6 +10,7 @@ import fnmatch
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,8 @@ from optpipe.model.config import read_config
 from optpipe.model.folder import INDEX, WEIGHTS, read_index
 from optpipe.model.licence import CARD, TEXTS
 from optpipe.model.safetensors import header_length, parse_header
-from optpipe.model.sources import Headers, Hub, Say
+from optpipe.model.sources import Headers, Hub, Say, local_headers
+from optpipe.reach import unreachable
 from optpipe.records import TensorFact
 
 if TYPE_CHECKING:
@@ -47,6 +49,20 @@ def api() -> HfApi:
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token(), library_name="optpipe")
 
 
+def away() -> str | None:
+    """Why the hub is not to be asked; its client would try for 23 s before it looks into its cache."""
+    if constants().HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    why = unreachable(os.environ.get("HF_ENDPOINT") or constants().ENDPOINT)
+    return why and f"the hub cannot be reached ({why})"
+
+
+def constants() -> Any:
+    from huggingface_hub import constants as read
+
+    return read
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -65,11 +81,7 @@ def explained(place: str) -> Iterator[None]:
         raise InputError("the hub has no such revision of it", place=place,
                          hint="check the commit or tag on the model's page") from error  # fmt: skip
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise EnvironmentMissing(
-            "not in the local cache, and the hub cannot be reached",
-            place=place,
-            hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE; what was fetched once works offline",
-        ) from error
+        raise _absent(place, away() or "the hub cannot be reached") from error
     except errors.EntryNotFoundError as error:
         raise InputError("the hub has no such file in it", place=place,
                          hint="check the path on its page") from error  # fmt: skip
@@ -92,6 +104,16 @@ def _unreachable(error: Exception, place: str) -> InputError | EnvironmentMissin
     return EnvironmentMissing(f"the hub {what}", place=place, hint="check the network and HF_ENDPOINT, try again")
 
 
+def _absent(place: str, why: str, what: str = "it is not") -> EnvironmentMissing:
+    """Of what would have to come from the hub: what was tried, and the ways round."""
+    return EnvironmentMissing(
+        f"{why}, and {what} in the local cache {constants().HF_HUB_CACHE}",
+        place=place,
+        hint="check the network and HF_ENDPOINT; without a network name a local folder or file as the source, or fetch "
+        "it elsewhere (`hf download NAME --revision COMMIT`) and set HF_HOME to a copy of that cache",
+    )
+
+
 # ---------------------------------------------------------------- models
 
 
@@ -105,6 +127,8 @@ def snapshot(source: Hub, say: Say, *, code: bool = False) -> Path:
         )
     say(f"fetching {source}")
     patterns = [*SMALL, "*.safetensors", *(["*.py"] if code else [])]
+    if why := away():
+        return _cached(source, patterns, why)
     with explained(str(source)):
         path = api().snapshot_download(
             source.repo, revision=source.revision, allow_patterns=patterns, ignore_patterns=NOT
@@ -115,9 +139,29 @@ def snapshot(source: Hub, say: Say, *, code: bool = False) -> Path:
     return folder
 
 
+def _cached(source: Hub, patterns: list[str], why: str) -> Path:
+    """The model's folder in the hub's cache, whole; `why` the hub is not asked."""
+    with explained(str(source)):
+        found = api().snapshot_download(
+            source.repo, revision=source.revision, allow_patterns=patterns, ignore_patterns=NOT, local_files_only=True
+        )
+    folder = Path(found)
+    indexed = set(read_index(folder / INDEX).values()) if (folder / INDEX).is_file() else set()
+    weights = [file.name for file in folder.glob("*.safetensors")]
+    if missing := sorted(indexed - set(weights)):
+        raise _absent(str(source), why, f"{missing[0]} of it is not")
+    if not weights:
+        raise _absent(str(source), why, "no weights of it are")
+    return folder
+
+
 def headers(source: Hub, say: Say) -> Headers:
     """Small files fetched; of each weight file only the header, by a range request."""
     say(f"reading the headers of {source}")
+    if why := away():
+        folder = _cached(source, [*SMALL, "*.safetensors"], why)
+        files = tuple(file.name for file in folder.iterdir())
+        return replace(local_headers("hub", folder, folder.name), files=files)
     client = api()
     with explained(str(source)):
         info = client.model_info(source.repo, revision=source.revision, files_metadata=True)
@@ -208,7 +252,7 @@ def dataset_files(repo: str, revision: str) -> list[str]:
     from huggingface_hub import snapshot_download
 
     place = f"hf-dataset:{repo}@{revision}"
-    if constants().HF_HUB_OFFLINE:
+    if away():
         with explained(place):
             folder = Path(snapshot_download(repo, revision=revision, repo_type="dataset", local_files_only=True))
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
@@ -217,15 +261,10 @@ def dataset_files(repo: str, revision: str) -> list[str]:
     return sorted(one.rfilename for one in info.siblings or [])
 
 
-def constants() -> Any:
-    from huggingface_hub import constants as read
-
-    return read
-
-
 def dataset_file(repo: str, revision: str, path: str, say: Say) -> Path:
     """One file of a data set of the hub, in its cache."""
     place = f"hf-dataset:{repo}@{revision}/{path}"
     say(f"fetching {place}")
+    local = away() is not None
     with explained(place):
-        return Path(api().hf_hub_download(repo, path, revision=revision, repo_type="dataset"))
+        return Path(api().hf_hub_download(repo, path, revision=revision, repo_type="dataset", local_files_only=local))

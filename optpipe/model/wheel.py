@@ -92,7 +92,7 @@ def _install(requirement: str, target: Path, say: Say) -> None:
     if ended.code == 0:
         return
     said = "\n".join(line for line in ended.last_lines().splitlines() if not line.startswith("Using "))
-    if any(sign in ended.text for sign in UNKNOWN):
+    if not ended.away and any(sign in ended.text for sign in UNKNOWN):
         raise InputError(
             f"the package index has no wheel of {requirement}: {said}",
             place=f"wheel:{requirement}",
@@ -101,5 +101,6 @@ def _install(requirement: str, target: Path, say: Say) -> None:
     raise EnvironmentMissing(
         f"{requirement} could not be downloaded: {said}",
         place=f"wheel:{requirement}",
-        hint="check the network and what `pip config list` names as index",
+        hint="check the network and what `pip config list` names as index; without a network, name a local file as "
+        "the source, or a folder of wheels: PIP_FIND_LINKS",
     )

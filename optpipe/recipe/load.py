@@ -17,6 +17,9 @@ from optpipe.recipe.tree import compose, construct, merge, override
 if TYPE_CHECKING:
     from optpipe.recipe.schema import Recipe
 
+SCHEMES = ("hf", "hf-dataset", "wheel", "registry")
+"""What sources begin with whose errors are told with the source as their place."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -73,9 +76,11 @@ def errors_in(tree: MappingNode) -> Iterator[None]:
 
 
 def placed(tree: MappingNode, place: str) -> str:
-    """A dotted path of the recipe with its file, line and column; any other place as it is."""
-    from optpipe.recipe.places import dotted_place
+    """A dotted path of the recipe, or a source that it names, with file, line and column; any other place as it is."""
+    from optpipe.recipe.places import dotted_place, source_place
     from optpipe.recipe.schema import Recipe
 
-    known = place.partition(".")[0] in Recipe.model_fields
-    return dotted_place(tree, place) if known else place
+    if place.partition(".")[0] in Recipe.model_fields:
+        return dotted_place(tree, place)
+    scheme, colon, _ = place.partition(":")
+    return (colon and scheme in SCHEMES and source_place(tree, place)) or place

@@ -8,7 +8,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from optpipe.errors import Problem, did_you_mean
 from optpipe.recipe.reference import keys_at, tags_at
-from optpipe.recipe.tree import TAG, kind_of, mark_of
+from optpipe.recipe.tree import TAG, children, kind_of, mark_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -57,6 +57,20 @@ def dotted_place(tree: Node, dotted: str) -> str:
         rest = rest[len(name) :].removeprefix(".")
     exact = node if isinstance(node, ScalarNode) and not rest else key_node
     return f"{mark_of(exact)}: {dotted}"
+
+
+def source_place(tree: Node, source: str) -> str | None:
+    """`file:line:column: a.b.c: source` where the recipe names a source (`hf:...`) that an error is about."""
+    stack: list[tuple[Node, str]] = [(tree, "")]
+    while stack:
+        node, path = stack.pop()
+        if isinstance(node, ScalarNode) and (node.value == source or node.value.startswith(f"{source}/")):
+            return f"{mark_of(node)}: {path}: {source}"
+        names = [str(key.value) for key, _ in node.value] if isinstance(node, MappingNode) else []
+        values = [value for _, value in node.value] if names else list(children(node))
+        pairs = zip(values, names or map(str, range(len(values))), strict=True)
+        stack += reversed([(value, f"{path}.{name}".lstrip(".")) for value, name in pairs])
+    return None
 
 
 def pairs_of(node: Node, rest: str) -> list[tuple[str, Node, Node]]:

@@ -245,12 +245,14 @@ def _check(lock: Lock, ended: Ended) -> None:
     raise EnvironmentMissing(
         f"uv ended with {ended.code} while installing {lock.name}:\n{ended.last_lines()}",
         place=f"toolchain {lock.name}",
-        hint=_hint(ended.text) + f"; then: optpipe toolchain install {lock.name}",
+        hint=_hint(ended) + f"; then: optpipe toolchain install {lock.name}",
     )
 
 
-def _hint(text: str) -> str:
-    lowered = text.lower()
+def _hint(ended: Ended) -> str:
+    lowered = ended.text.lower()
+    if ended.away:
+        return "check the network; without one, give pip a folder of wheels: pip config set global.find-links FOLDER"
     if "no space left" in lowered:
         return "free some disk space, or set OPTPIPE_HOME and UV_CACHE_DIR to a larger disk"
     if "hash mismatch" in lowered:

@@ -10,15 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optpipe.errors import EnvironmentMissing
+from optpipe.reach import unreachable
 
 Say = Callable[[str], None]
 
 EVERY_SECONDS = 10.0
 LAST_LINES = 12
+PYPI = "https://pypi.org/simple"
+NAMED = re.compile(r"[\w-]+=")
+"""uv's `NAME=URL` of an index."""
+OFFLINE = "hint: Packages were unavailable because the network was disabled"
+"""What uv says where it was told not to ask an index: we did, and say why."""
 STAGES = ("Resolved", "Prepared", "Installed", "Bytecode compiled", "warning:", "error:")
 
 
@@ -52,9 +58,12 @@ class Ended:
 
     code: int
     text: str
+    away: str | None = None
+    """Why no index could be reached; then `text` is about what is here."""
 
     def last_lines(self) -> str:
-        return "\n".join(self.text.strip().splitlines()[-LAST_LINES:])
+        said = [line for line in self.text.strip().splitlines() if line and not line.startswith(OFFLINE)]
+        return "\n".join([*filter(None, [self.away]), *said[-LAST_LINES:]])
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,21 @@ class Uv:
     hold: int | None = None
 
     def run(self, *arguments: str, title: str, say: Say = silent) -> Ended:
-        """Run `uv ARGUMENTS`, saying its stages and, every ten seconds, the time."""
+        """Run `uv ARGUMENTS`, saying its stages and, every ten seconds, the time.
+
+        Where no index can be reached it looks only at what is here: else it would try them for 12 s first.
+        """
+        env = clean_environment(self.env)
+        if away := no_index(env) if arguments[0] == "pip" and "--no-index" not in arguments else None:
+            say(f"{title}: {away}; looking at what is here")
+            ended = self._run({**env, "UV_OFFLINE": "1"}, *arguments, title=title, say=say)
+            return ended if ended.code == 0 else replace(ended, away=away)
+        return self._run(env, *arguments, title=title, say=say)
+
+    def _run(self, env: Mapping[str, str], *arguments: str, title: str, say: Say) -> Ended:
         process = subprocess.Popen(
             [str(need_uv()), *arguments],
-            env=clean_environment(self.env),
+            env=env,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -92,6 +112,16 @@ class Uv:
                 process.wait()
             reader.join()
         return Ended(process.returncode, "".join(lines))
+
+
+def no_index(env: Mapping[str, str]) -> str | None:
+    """Why none of the servers that uv is to ask can be reached; None where one can, or none is to be asked."""
+    if env.get("UV_OFFLINE") or env.get("UV_NO_INDEX"):
+        return None
+    named = [*env.get("UV_INDEX", "").split(), env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or PYPI]
+    servers = dict.fromkeys(url.partition("=")[2] if NAMED.match(url) else url for url in named)
+    whys = [unreachable(url, env) for url in servers if url.startswith("http")]
+    return f"the package index cannot be reached ({'; '.join(filter(None, whys))})" if whys and all(whys) else None
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:

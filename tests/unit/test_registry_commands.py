@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,19 @@ def test_what_is_not_known_ends_with_two(shop: Shop, words: tuple[str, ...]) -> 
 def test_a_registry_that_was_named_and_is_not_there_is_an_error(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         shop.app(["list", "--registry", str(tmp_path / "none")], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    "registry",
+    ["oci+http://127.0.0.1:9/a", "mlflow+http://127.0.0.1:9", "s3+http://127.0.0.1:9/bucket", "hf://me"],
+)
+def test_a_registry_that_cannot_be_reached_says_where_and_what_to_look_at(registry: str) -> None:
+    reach = {"HF_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    argv = [sys.executable, "-m", "optpipe", "list", "--registry", registry]
+    ended = subprocess.run(argv, env={**os.environ, **reach}, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 6, ended.stderr
+    assert "127.0.0.1:9" in ended.stderr and "check the" in ended.stderr and "network" in ended.stderr
+    assert "Retrying" not in ended.stderr, "the hub's client would try for 23 s"
 
 
 def test_the_default_registry_may_be_empty(

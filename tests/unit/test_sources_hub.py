@@ -71,7 +71,7 @@ def hub(model: Path) -> Iterator[Hub]:
 
 class Looker:
     def __init__(self, hub: Hub, home: Path) -> None:
-        self.hub, self.home = hub, home
+        self.hub, self.home, self.said = hub, home, ""
 
     def __call__(self, what: str, text: str, code: str = "", **env: str) -> Any:
         return self.all(what, text, code=code, **env)[0]
@@ -86,6 +86,7 @@ class Looker:
         argv = [sys.executable, "-c", LOOK, what, str(self.home), code, *texts]
         done = subprocess.run(argv, env={**full, **env}, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
+        self.said += done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -109,17 +110,42 @@ def test_what_was_fetched_once_works_without_a_network(look: Looker) -> None:
     assert look("fetch", "hf:me/tiny@v1", HF_ENDPOINT="http://127.0.0.1:9")["found"] == online
 
 
-def test_offline_without_a_copy_says_so(look: Looker) -> None:
-    away = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    text = "hf:me/tiny@v1"
-    for told in (
-        look("fetch", text, HF_HUB_OFFLINE="1"),
-        look("headers", text, HF_HUB_OFFLINE="1"),
-        look("fetch", text, **away),
+def test_headers_of_what_was_fetched_once_need_no_network(look: Looker) -> None:
+    online = look("headers", f"hf:me/tiny@{COMMIT}")["found"]
+    look("fetch", f"hf:me/tiny@{COMMIT}")
+    for away in ({"HF_HUB_OFFLINE": "1"}, AWAY):
+        here = look("headers", f"hf:me/tiny@{COMMIT}", **away)["found"]
+        assert here["tensors"] == online["tensors"] and here["revision"] == COMMIT
+
+
+AWAY = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, AWAY], ids=["told so", "no network"])
+def test_offline_without_a_copy_says_what_was_tried_and_goes_on_trying_nothing(
+    away: dict[str, str], look: Looker
+) -> None:
+    why = "HF_HUB_OFFLINE is set" if "HF_HUB_OFFLINE" in away else "cannot be reached (127.0.0.1:9: Connection refused)"
+    for what, text in (
+        ("fetch", "hf:me/tiny@v1"),
+        ("fetch", f"hf:me/tiny@{COMMIT}"),
+        ("headers", f"hf:me/tiny@{COMMIT}"),
+        ("dataset", f"me/words {COMMIT} data/test.jsonl"),
     ):
+        told = look(what, text, **away)
         assert told["error"] == "EnvironmentMissing", told
-        assert "cannot be reached" in told["text"]
-        assert "HF_ENDPOINT" in told["text"]
+        assert why in told["text"] and f"not in the local cache {look.home}" in told["text"]
+        assert "HF_ENDPOINT" in told["text"] and "HF_HOME" in told["text"] and "local folder" in told["text"]
+    assert "Retrying" not in look.said, "the client's own tries take 23 s"
+
+
+def test_half_a_model_in_the_cache_is_not_taken_for_all_of_it(look: Looker) -> None:
+    found = look("fetch", "hf:me/tiny@v1")["found"]
+    shard = sorted(Path(found["path"]).glob("*.safetensors"))[1]
+    shard.unlink()
+    for what in ("headers", "fetch"):
+        told = look(what, f"hf:me/tiny@{COMMIT}", HF_HUB_OFFLINE="1")
+        assert told["error"] == "EnvironmentMissing", told
 
 
 def test_headers_come_by_ranges_without_the_weights(look: Looker, hub: Hub, model: Path) -> None:

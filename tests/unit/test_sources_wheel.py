@@ -122,10 +122,19 @@ def test_an_index_that_does_not_answer_is_the_environments_error(
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(EnvironmentMissing, match="could not be downloaded") as error:
         fetch(WheelMember("other==1.0", "x"), tmp_path / "home", silent)
     assert "secret" not in str(error.value)
+    assert "127.0.0.1:9: Connection refused" in str(error.value), "found out before uv tries it for 12 s"
+    assert "without a network" in str(error.value)
+
+
+def test_without_a_network_what_lies_in_a_folder_of_wheels_is_still_found(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert wheel.package("talky==1.0", tmp_path / "home", silent).is_dir()
 
 
 def test_a_source_package_is_not_built(shelf: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from optpipe.rundir import CHUNK
 
 TIMEOUT_S = 60.0
 """For each single read or write, not for a whole file."""
+CONNECT_S = 10.0
 SAID = 300
 """Characters of a server's answer that are shown."""
 Body = bytes | Callable[[], Iterable[bytes]]
@@ -41,7 +42,8 @@ class Http:
         import httpx2
 
         verify: dict[str, Any] = {"verify": self._verify} if self._verify else {}
-        return httpx2.Client(timeout=TIMEOUT_S, headers={"User-Agent": "optpipe"}, **verify)
+        limits = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        return httpx2.Client(timeout=limits, headers={"User-Agent": "optpipe"}, **verify)
 
     def call(
         self,

@@ -64,6 +64,9 @@ class HuggingFaceStorage(Storage):
 
     @functools.cached_property
     def _api(self) -> Any:
+        if why := hub.away():
+            hint = f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE; {AGAIN}"
+            raise PublishFailed(why, place=self.where, hint=hint)
         return hub.api()
 
     # ------------------------------------------------------------ versions

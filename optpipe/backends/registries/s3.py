@@ -216,7 +216,13 @@ class S3Storage(Storage):
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """What the client raises, as one error that says what to do."""
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            EndpointConnectionError,
+            HTTPClientError,
+            NoCredentialsError,
+        )
 
         again = "nothing half can be seen there; the next try goes on"
         try:
@@ -232,6 +238,9 @@ class S3Storage(Storage):
             hint = "check the AWS credentials that are set, and what they may do" if denied else again
             message = f"{error.operation_name} is answered {status}: {said.get('Code')} {said.get('Message', '')}"
             raise PublishFailed(message.strip(), place=self.where, hint=hint) from None
+        except (EndpointConnectionError, HTTPClientError) as error:
+            hint = f"check the endpoint and the network; {again}"
+            raise PublishFailed(str(error).partition("?")[0].replace('"', ""), place=self.where, hint=hint) from None
         except BotoCoreError as error:
             raise PublishFailed(str(error), place=self.where, hint=again) from None
 

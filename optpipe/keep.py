@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.inuse import InUse
@@ -22,21 +23,25 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def kept_keys(keep: str, out: Outcome) -> set[str]:
-    """Jobs whose checkpoints stay: the winner's, those of all that passed, or all.
+def kept(keep: str, out: Outcome) -> list[Entry]:
+    """Candidates whose files stay: the winner, all that passed, or all.
 
     Without a winner all but the rejected stay: the next build goes on with them.
     """
     entries = out.entries
-    chosen = {
+    if out.winner is None and keep != "all":
+        return [e for e in entries if e.verdict().status != "rejected"]
+    return {
         "all": entries,
         "passed": [e for e in entries if e.passed],
         "winner": [e for e in entries if e is out.winner],
     }[keep]
-    if out.winner is None and keep != "all":
-        chosen = [e for e in entries if e.verdict().status != "rejected"]
+
+
+def kept_keys(keep: str, out: Outcome) -> set[str]:
+    """Jobs whose checkpoints stay."""
     base = {out.base.job} if out.base.job else set()
-    return base.union(*(made_by(entry) for entry in chosen))
+    return base.union(*(made_by(entry) for entry in kept(keep, out)))
 
 
 def made_by(entry: Entry) -> set[str]:
@@ -57,12 +62,18 @@ def drop_after(keep: str, out: Outcome, store: JobStore, in_use: InUse, say: Cal
     return 0
 
 
+def code_of(entries: Iterable[Entry]) -> set[str]:
+    """Keys of the code that these candidates' engines compile when they start."""
+    return {entry.compiled.code.key for entry in entries if entry.compiled and entry.compiled.code}
+
+
 def drop(keep: str, out: Outcome, store: JobStore) -> int:
     stay = kept_keys(keep, out)
     made = set[str]().union(*(made_by(entry) for entry in out.entries)) - stay
     logits = {job for e in out.entries if e.is_base and e.evaluation for job in e.evaluation.jobs}
     heavy = {key for key in logits if keep != "all" and folder_bytes(store.folder(key) / "files") > 1 << 20}
-    return sum(store.drop_files(key) for key in made | heavy)
+    code = code_of(out.entries) - code_of(kept(keep, out))
+    return sum(store.drop_files(key) for key in made | heavy) + sum(map(store.code.drop, code))
 
 
 def collect(store: JobStore, limit: int) -> dict[str, int]:
@@ -77,17 +88,38 @@ def collect(store: JobStore, limit: int) -> dict[str, int]:
 
 
 def collected(store: JobStore, limit: int) -> dict[str, int]:
-    sizes = {path: folder_bytes(path / "files") for path in folders(store) if (path / "files").is_dir()}
-    total, freed = sum(sizes.values()), {}
-    for path in sorted(sizes, key=lambda p: (p / "record.json").stat().st_mtime):
+    """{what: bytes freed}; code that an engine runs from stays."""
+    found = sorted(holdings(store), key=lambda one: one.used)
+    total, freed = sum(one.bytes for one in found), dict[str, int]()
+    for one in found:
         if total <= limit:
             break
-        key = f"sha256:{path.name}"
-        with store.lock(key):
-            freed[key] = store.drop_files(key)
-        total -= freed[key]
-    return freed
+        freed[one.name] = one.drop()
+        total -= freed[one.name]
+    return {name: size for name, size in freed.items() if size}
 
 
-def folders(store: JobStore) -> Iterable[Path]:
-    return (path for path in (store.root / "jobs").iterdir() if (path / "record.json").is_file())
+@dataclass(frozen=True)
+class Holding:
+    """Something that can be dropped: files of a job, or what an engine compiled when it started."""
+
+    name: str
+    used: float
+    bytes: int
+    drop: Callable[[], int]
+
+
+def holdings(store: JobStore) -> Iterator[Holding]:
+    for path in sorted((store.root / "jobs").iterdir()):
+        key, record = f"sha256:{path.name}", path / "record.json"
+        if record.is_file() and (path / "files").is_dir():
+            size = folder_bytes(path / "files")
+            yield Holding(key, record.stat().st_mtime, size, partial(drop_locked, store, key))
+    for key in store.code:
+        size = folder_bytes(store.code.folder(key))
+        yield Holding(f"compiled {key}", store.code.used(key), size, partial(store.code.drop, key))
+
+
+def drop_locked(store: JobStore, key: str) -> int:
+    with store.lock(key):
+        return store.drop_files(key)

@@ -6,6 +6,8 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +15,25 @@ from optpipe import bundle as bundles
 from optpipe import toolchains
 from optpipe.backends import engines, registries
 from optpipe.backends.executors.engine_run import ask, can_bind
+from optpipe.backends.executors.keys import code_key
 from optpipe.console import say
 from optpipe.errors import BackendFailed, EnvironmentMissing, InputError
-from optpipe.model import hardware
+from optpipe.model.hardware import this_machine
 from optpipe.processes import end_leftovers
 from optpipe.proofs import Notary, Policy, examine
 from optpipe.records import Hardware, Json, bound_to, foreign
+from optpipe.rundir import JobStore, KeptFolder, optpipe_home
 from optpipe.supervised import Command, Supervised
 
 READY_S = 900.0
 ENDLESS_S = 3650 * 86400.0
 
 
-def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, int]) -> int:
-    """Serve at host and port until the engine ends or the user stops it; the exit code. Raises OptpipeError."""
+def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, int], cache: Path) -> int:
+    """Serve at host and port until the engine ends or the user stops it; the exit code. Raises OptpipeError.
+
+    `cache`: of builds, which may have compiled what this engine compiles when it starts.
+    """
     host, port = at
     folder, name = located(reference, registry, policy)
     proof = examine(folder, policy, name=None if Path(reference).is_dir() else name).demand(reference).proof
@@ -34,11 +41,31 @@ def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, i
     if not can_bind(port):
         raise EnvironmentMissing(f"port {port} is taken", hint="choose another with --port, or stop what listens")
     about = json.loads((folder / "optpipe.json").read_text(encoding="utf-8"))
-    engine = toolchain_for(about, hardware.this_machine())
+    engine = toolchain_for(about, this_machine())
     end_leftovers(say)
     say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, {proof.told}")
-    with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch:
-        return run_engine(command(folder, name, engine, about, Path(scratch), at), host, port)
+    with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch, kept_code(about, engine, cache) as code:
+        order = command(folder, name, engine, about, Path(scratch), at)
+        order = replace(order, env=code.filled(order.env)) if code else order
+        return run_engine(order, host, port, code)
+
+
+@contextmanager
+def kept_code(about: Json, engine: toolchains.Toolchain, cache: Path) -> Iterator[KeptFolder | None]:
+    """Where this engine finds and leaves what it compiles when it starts; None where it compiles nothing."""
+    target = about["target"]
+    if target.get("compiles") is None:
+        yield None
+        return
+    key = code_key((target["engine"], about["model_digest"], target["compiles"]), engine.fingerprint, this_machine())
+    store = JobStore(cache if cache.is_dir() else optpipe_home())
+    code = store.code.hold(key)
+    if code.empty:
+        say("nothing that this engine compiled is kept: it compiles now, which takes minutes")
+    try:
+        yield code
+    finally:
+        code.close()
 
 
 def located(reference: str, registry: str, policy: Policy) -> tuple[Path, str]:
@@ -86,9 +113,9 @@ def command(
     )
 
 
-def run_engine(order: Command, host: str, port: int) -> int:
+def run_engine(order: Command, host: str, port: int, code: KeptFolder | None = None) -> int:
     """Start, say when it is ready, wait; whatever happens, nothing of it is left."""
-    process = Supervised(order)
+    process = Supervised(order, (code.lock,) if code else ())
     try:
         say("starting the engine (on a CPU half a minute)")
         began = time.monotonic()
@@ -96,6 +123,8 @@ def run_engine(order: Command, host: str, port: int) -> int:
             if process.wait(0.5) is not None or time.monotonic() - began > READY_S:
                 lines = order.log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
                 raise BackendFailed("the engine did not get ready:\n" + "\n".join(lines))
+        if code:
+            code.started(time.monotonic() - began, {})
         say(f"ready after {time.monotonic() - began:.0f} s: http://{host}:{port}/v1 (Ctrl-C ends it)")
         while (ended := process.wait(1.0)) is None:
             pass

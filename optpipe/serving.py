@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,19 @@ from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import EnvironmentMissing, InputProblems, Problem
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Check, Engine, EngineSpec, Hardware, Job, Json, LoadFigures, Needs, Scored, to_json
+from optpipe.records import (
+    Check,
+    Engine,
+    EngineSpec,
+    Hardware,
+    Job,
+    Json,
+    KeptCode,
+    LoadFigures,
+    Needs,
+    Scored,
+    to_json,
+)
 from optpipe.run import Run
 
 Settings = Mapping[str, Any]
@@ -76,14 +89,27 @@ def engine_of(run: Run, recipe: Recipe, entry: Entry) -> Engine:
     """The engine that ships: name, version and the configuration that was confirmed."""
     spec = spec_of(run, recipe, entry, entry.settings)
     version = engines.version(engines.ENGINES[spec.engine], run.toolchains(spec.toolchain).versions)
-    return Engine(spec.engine, version, spec.config, dict(spec.environment))
+    return Engine(spec.engine, version, spec.config, dict(spec.environment), spec.compiles)
 
 
 @contextmanager
 def session(run: Run, recipe: Recipe, entry: Entry, settings: Settings) -> Iterator[EngineSession]:
-    """An engine session; the engine starts only if one of its jobs is not kept, and stays for the next one."""
+    """An engine session; the engine starts only if one of its jobs is not kept, and stays for the next one. What its
+    starts compiled goes to the candidate's record."""
     with run.executor.session(spec_of(run, recipe, entry, settings), park=True) as engine:
-        yield engine
+        try:
+            yield engine
+        finally:
+            note_starts(run, entry, engine)
+
+
+def note_starts(run: Run, entry: Entry, engine: EngineSession) -> None:
+    """Add how an engine started, where it compiles then, to the candidate's record of compiling."""
+    made = entry.compiled
+    if made is None or made.code is None or not engine.starts:
+        return
+    code = functools.reduce(KeptCode.seen, engine.starts, made.code)
+    entry.compiled = run.record(f"05-compile/{entry.name}/record.json", replace(made, code=code))
 
 
 LOOKS = 3

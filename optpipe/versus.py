@@ -81,6 +81,7 @@ class Champion:
     engine: str
     config: Json
     environment: dict[str, str]
+    compiles: Json | None = None
     tasks: tuple[TaskQuality, ...] = ()
     """With every item, from when it was built."""
 
@@ -96,7 +97,8 @@ class Champion:
         environment = {name: str(value) for name, value in target["environment"].items()}
         config = dict(yaml.safe_load(settings) or {})
         tasks = tasks_of(folder, about)
-        return cls(digest, model, about["base"]["digest"], target["engine"], config, environment, tasks)
+        served = (target["engine"], config, environment, target.get("compiles"))
+        return cls(digest, model, about["base"]["digest"], *served, tasks)
 
 
 def tasks_of(folder: Path, about: Json) -> tuple[TaskQuality, ...]:
@@ -261,6 +263,7 @@ def champion_spec(new: Challenger, champion: Champion) -> EngineSpec:
         config_text=yaml_text(champion.config),
         argv=engine.argv(str(model.path), "champion"),
         environment=champion.environment,
+        compiles=champion.compiles,
         needs=replace(mine.needs, memory_bytes=memory, gpus=gpus),
     )
 

@@ -25,4 +25,5 @@ def serve(
     from optpipe.serve import serve_bundle
 
     policy = load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
-    raise typer.Exit(serve_bundle(reference, registry or str(artifacts / "registry"), policy, (host, port)))
+    where, cache = registry or str(artifacts / "registry"), artifacts.absolute() / "cache"
+    raise typer.Exit(serve_bundle(reference, where, policy, (host, port), cache))

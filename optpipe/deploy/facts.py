@@ -14,6 +14,7 @@ import yaml
 
 from optpipe import __version__
 from optpipe.backends.engines import file_of
+from optpipe.backends.engines.files import elsewhere
 from optpipe.errors import InputError
 from optpipe.records import Json, LoadFigures, from_json
 from optpipe.rundir import read_json, readable
@@ -117,7 +118,7 @@ def _read(folder: Path, digest: str, wish: Wish) -> Facts:
         engine=engine,
         version=version,
         settings=settings,
-        environment={name: str(value) for name, value in about["target"]["environment"].items()},
+        environment=elsewhere(about["target"]["environment"]),
         image=image(needs["platform"], version, wish),
         optpipe_image=wish.optpipe_image or f"optpipe:{__version__}",
         reference=f"{about['name']}@{digest}",

@@ -3,7 +3,7 @@
 A record goes to disk with `to_json` and comes back with `from_json`; unknown keys are an error.
 """
 
-from optpipe.records.compiled import Compiled, Compiling, Scored, bound_to, foreign
+from optpipe.records.compiled import Compiled, Compiling, KeptCode, Scored, Start, bound_to, foreign
 from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
 from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
 from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
@@ -46,6 +46,7 @@ __all__ = [
     "Job",
     "JobResult",
     "Json",
+    "KeptCode",
     "LoadFigures",
     "Measured",
     "ModelFacts",
@@ -58,6 +59,7 @@ __all__ = [
     "Scored",
     "Selection",
     "Serving",
+    "Start",
     "SourceKind",
     "Status",
     "TensorFact",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optpipe.records.facts import Hardware
@@ -20,6 +20,7 @@ class Compiling:
     `score`: the kind of job that scores the built artifact itself; None where transformers' scores of its
     checkpoint stand for it, and the engine is compared with them. `changes`: why the numbers are not the
     checkpoint's, where the target asks for other ones; `bits` of the weights where it quantizes them itself.
+    `at_start`: the engine compiles by itself at its first start, and what it made is kept for the next.
     """
 
     how: str
@@ -29,6 +30,48 @@ class Compiling:
     score: str | None = None
     changes: str | None = None
     bits: float | None = None
+    at_start: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of an engine that compiles by itself: how long it took, what it found, what it left."""
+
+    ident: str
+    seconds: float
+    """From its start to its first answer."""
+    found_bytes: int
+    """Of code that was kept when it began; 0: all was compiled."""
+    bytes: int
+    """Of code that is kept since."""
+    added: int = 0
+    """Files that were not there before."""
+    told: Json = field(default_factory=dict)
+    """What its log says of compiling."""
+
+
+@dataclass(frozen=True)
+class KeptCode:
+    """Code that an engine compiles at its first start and loads at the next, and the starts that were seen."""
+
+    key: str
+    """SHA-256 of what it depends on: engine and toolchain, model, options, machine, driver."""
+    starts: tuple[Start, ...] = ()
+
+    def seen(self, start: Start) -> KeptCode:
+        """With one more start, once."""
+        known = {one.ident for one in self.starts}
+        return self if start.ident in known else replace(self, starts=(*self.starts, start))
+
+    @property
+    def cold(self) -> Start | None:
+        """The first start that had to compile everything."""
+        return next((one for one in self.starts if one.found_bytes == 0), None)
+
+    @property
+    def warm(self) -> tuple[Start, ...]:
+        """Starts that compiled nothing."""
+        return tuple(one for one in self.starts if one.found_bytes and not one.added)
 
 
 @dataclass(frozen=True)
@@ -63,6 +106,13 @@ class Compiled:
     """Of its weights, where the compiler itself quantized them."""
     details: Json = field(default_factory=dict)
     """What the compiler says of its work, e.g. the kinds of nodes in a graph."""
+    code: KeptCode | None = None
+    """What the engine itself compiles when it starts, where nothing is built ahead."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is compiled: ahead, or by the engine when it starts."""
+        return self.built or self.code is not None
 
     @property
     def name(self) -> str:

@@ -18,6 +18,8 @@ class Engine:
     config: Json
     environment: Json = field(default_factory=dict)
     """Variables that change what the engine does; never secrets."""
+    compiles: Json | None = None
+    """What the code depends on that it compiles when it starts; None: it compiles none."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def scored(table: Sequence[Row]) -> list[str]:
 
 def compiled(table: Sequence[Row]) -> list[str]:
     """What was built for an engine, where anything was."""
-    built = [words.compiled(row.compiled) for row in table if row.compiled and row.compiled.built]
+    built = [words.compiled(row.compiled) for row in table if row.compiled and row.compiled.any]
     return [grid(words.COMPILED, built)] if built else []
 
 

@@ -34,7 +34,7 @@ def html(data: ReportData) -> str:
             task_failures=tasks.failures(table),
             checked=checked(table, data),
             made=made(table),
-            compiled=[words.compiled(row.compiled) for row in table if row.compiled and row.compiled.built],
+            compiled=[words.compiled(row.compiled) for row in table if row.compiled and row.compiled.any],
             compiled_header=words.COMPILED,
             bounds=bounds.lines(data, table),
             bound_header=bounds.HEADER,

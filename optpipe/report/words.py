@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from optpipe.records import Challenge, Compiled, LoadFigures
+from optpipe.records import Challenge, Compiled, KeptCode, LoadFigures
 from optpipe.report import figures
 from optpipe.report.data import ReportData
 
@@ -120,9 +120,23 @@ def compiled(found: Compiled) -> tuple[str, ...]:
         found.how,
         ", ".join(f"{name} {value}" for name, value in found.bound_to.items()),
         ", ".join(f"{name} {value}" for name, value in found.limits.items()),
-        figures.size(found.bytes),
-        figures.duration(found.seconds),
+        figures.size(found.bytes) if found.code is None else code_size(found.code),
+        figures.duration(found.seconds) if found.code is None else starts(found.code),
     )
+
+
+def code_size(code: KeptCode) -> str:
+    """Of what an engine compiled and keeps."""
+    return figures.size(code.starts[-1].bytes) if code.starts else "not started"
+
+
+def starts(code: KeptCode) -> str:
+    """Seconds until the engine answered: where it had to compile everything, and where it had to compile nothing."""
+    words = [f"first start {figures.duration(code.cold.seconds)}"] if code.cold else []
+    if took := [start.seconds for start in code.warm]:
+        ends = dict.fromkeys((figures.duration(min(took)), figures.duration(max(took))))
+        words.append(f"from what was kept {' to '.join(ends)} (n = {len(took)})")
+    return ", ".join(words) or "not started"
 
 
 def champion(found: Challenge) -> str:

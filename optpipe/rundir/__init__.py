@@ -1,5 +1,6 @@
 """Where things are kept: digests, locks, atomic writes, numbered run folders, "already done?"."""
 
+from optpipe.rundir.code import PLACE, CodeStore, KeptFolder
 from optpipe.rundir.digests import CHUNK, DigestMemo, digest_bytes, digest_file, digest_json
 from optpipe.rundir.files import (
     folder_bytes,
@@ -20,8 +21,11 @@ __all__ = [
     "CHUNK",
     "LICENCES",
     "LOCKS",
+    "PLACE",
+    "CodeStore",
     "DigestMemo",
     "JobStore",
+    "KeptFolder",
     "RunFolder",
     "digest_bytes",
     "digest_file",

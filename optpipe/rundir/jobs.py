@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from optpipe.records import Artifact, JobResult, Json
+from optpipe.rundir.code import CodeStore
 from optpipe.rundir.digests import DigestMemo
 from optpipe.rundir.files import folder_bytes, locked, read_json, remove_tree, sync_tree, write_json
 
@@ -23,6 +24,7 @@ class JobStore:
     jobs/<key>/files/          what it wrote (may be dropped by `keep:`; the record stays)
     locks/<key>                held while the job runs
     work/<key>.<pid>/          a job at work; renamed when whole
+    compiled/<key>/            code that engines compile when they start (rundir/code.py)
     """
 
     def __init__(self, root: Path) -> None:
@@ -32,6 +34,11 @@ class JobStore:
     def memo(self) -> DigestMemo:
         """Made at first use: looking at a wrong recipe leaves no cache behind."""
         return DigestMemo(self.root / "digests.sqlite")
+
+    @property
+    def code(self) -> CodeStore:
+        """What engines compile when they start."""
+        return CodeStore(self.root / "compiled")
 
     def folder(self, key: str) -> Path:
         return self.root / "jobs" / key.removeprefix("sha256:")

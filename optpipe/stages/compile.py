@@ -1,14 +1,17 @@
 """compile: what an engine needs built before it serves a checkpoint, bound to engine, version and hardware.
 
 The key of the job holds all of that, so another engine version, driver or GPU compiles again. Where nothing is
-built ahead (vLLM), the record says so and the checkpoint itself is served.
+built ahead (vLLM), the record says so and the checkpoint itself is served; of an engine that compiles when it starts
+it says under which key the code is kept, and how the starts went that were seen.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optpipe.backends import engines
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Candidate, Checkpoint, Compiled, Compiling, Job, JobResult, Json, Needs, bound_to
+from optpipe.records import Candidate, Checkpoint, Compiled, Compiling, Job, JobResult, Json, KeptCode, Needs, bound_to
 from optpipe.run import Run
 from optpipe.rundir import folder_bytes
 
@@ -26,6 +29,13 @@ def compile_(run: Run, recipe: Recipe, candidate: Candidate, checkpoint: Checkpo
     version = engines.version(engine, chain.versions)
     if wanted.kind is None:
         made = as_it_is(candidate, (target.engine, version, toolchain), wanted, checkpoint)
+        if wanted.at_start:
+            settled = engine.settled(target, chain)
+            spec = engine.spec(candidate.name, settled, checkpoint.artifact, {}, run.hardware, recipe.engine_threads)
+            key = run.executor.code_key(spec)
+            assert key is not None, "an engine that compiles says what its code depends on"
+            bound = bound_to(target.engine, version, run.hardware)
+            made = replace(made, bound_to=bound, code=KeptCode(key))
     else:
         job = compile_job(run, recipe, candidate, wanted, checkpoint, toolchain)
         done = run.executor.run(job)

@@ -133,7 +133,12 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
             "notes": data.facts.notes,
         },
         "compiled": compiled(row),
-        "target": {"engine": engine.name, "version": engine.version, "environment": engine.environment},
+        "target": {
+            "engine": engine.name,
+            "version": engine.version,
+            "environment": engine.environment,
+            "compiles": engine.compiles,
+        },
         "notes": row.plan.notes,
         "requirements": {
             "platform": "cuda" if data.hardware.gpus else "cpu",

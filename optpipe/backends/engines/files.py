@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optpipe.records import Json
+from optpipe.rundir import PLACE
 
 
 def yaml_text(flat: Json, notes: Sequence[str] = ()) -> str:
@@ -25,4 +26,9 @@ def read_yaml(text: str) -> Json:
 
 def env_text(environment: Mapping[str, Any]) -> str:
     """The variables beside the file: one NAME=value a line, as shells, containers and systemd read them."""
-    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in sorted(environment.items()))
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(elsewhere(environment).items()))
+
+
+def elsewhere(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that another machine wants too: none that names a folder which optpipe keeps compiled code in."""
+    return {name: str(value) for name, value in environment.items() if PLACE not in str(value)}

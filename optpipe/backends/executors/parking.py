@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from optpipe.backends.executors.engine_run import Engine
 from optpipe.backends.executors.resources import Grant
+from optpipe.records import Start
 
 PARKED_SHARE = 0.5
 """Of the machine's memory, at most so much is left to engines that nobody uses."""
@@ -24,6 +25,8 @@ class Running:
     memory_bytes: int
     served: list[str] = field(default_factory=list)
     """Keys of the jobs that ran against it."""
+    start: Start | None = None
+    """How it started, where it compiles then."""
 
     def end(self) -> None:
         self.held.close()

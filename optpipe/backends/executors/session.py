@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from optpipe.backends.executors.engine_run import Engine
 from optpipe.backends.executors.parking import Running
 from optpipe.errors import BackendFailed
-from optpipe.records import EngineSpec, Job, JobResult
+from optpipe.records import EngineSpec, Job, JobResult, Start, from_json, to_json
 from optpipe.rundir import JobStore
 
 if TYPE_CHECKING:
     from optpipe.backends.executors.local import Keyed, LocalExecutor
 
 
-ENGINE = "engine"
-"""What is kept beside a job's record of the engine that it ran against."""
+ENGINE, START = "engine", "start"
+"""What is kept beside a job's record of the engine that it ran against, and of how that one compiled at its start."""
 
 
 def end(store: JobStore, engine: Engine, served: list[str]) -> None:
@@ -44,6 +44,7 @@ class EngineSession:
         self._turn = threading.Lock()
         self._running: Running | None = None
         self._broken: BackendFailed | None = None
+        self._starts: dict[str, Start] = {}
 
     @property
     def started(self) -> bool:
@@ -54,6 +55,11 @@ class EngineSession:
     def ready_s(self) -> float | None:
         """Seconds from start to ready; None for an engine that was not needed."""
         return self._running.engine.ready_s if self._running else None
+
+    @property
+    def starts(self) -> tuple[Start, ...]:
+        """How the engines started that this session's jobs ran against, kept ones too, where they compile then."""
+        return tuple(self._starts.values())
 
     def key(self, job: Job) -> str:
         return self._executor.keyed(job, self.spec).key
@@ -66,6 +72,7 @@ class EngineSession:
         with self._turn:
             keyed = self._executor.keyed(job, self.spec)
             if kept := self._executor.look_up(keyed):
+                self._note(keyed.key)
                 return kept
             if self._broken:
                 raise self._broken
@@ -80,23 +87,29 @@ class EngineSession:
 
     def _start(self, keyed: Keyed) -> Running:
         """A new engine, ready. One that does not get ready is ended, and every further job fails with its reason."""
-        executor, spec = self._executor, self.spec
-        executor.present(spec.model)
-        toolchain = executor.toolchain(spec.toolchain)
+        self._executor.present(self.spec.model)
         try:
-            with contextlib.ExitStack() as stack:
-                grant = stack.enter_context(executor.residence(spec.needs))
-                with executor.at_work(spec.needs, grant):
-                    engine = Engine(spec, toolchain, executor.runner, grant)
-                    served: list[str] = []
-                    stack.callback(end, executor.store, engine, served)
-                    engine.wait_ready()
-                return Running(self._identity, engine, grant, stack.pop_all(), spec.needs.memory_bytes, served)
+            return self._started()
         except BackendFailed as error:
             self._broken = error
             if not error.transient:
-                executor.keep_failure(keyed, error)
+                self._executor.keep_failure(keyed, error)
             raise
+
+    def _started(self) -> Running:
+        executor, spec = self._executor, self.spec
+        with contextlib.ExitStack() as stack:
+            grant = stack.enter_context(executor.residence(spec.needs))
+            with executor.at_work(spec.needs, grant):
+                code = executor.hold_code(spec)
+                if code:
+                    stack.callback(code.close)
+                engine = Engine(spec, executor.toolchain(spec.toolchain), executor.runner, grant, code)
+                served: list[str] = []
+                stack.callback(end, executor.store, engine, served)
+                engine.wait_ready()
+            memory, start = spec.needs.memory_bytes, engine.started()
+            return Running(self._identity, engine, grant, stack.pop_all(), memory, served, start)
 
     def _guarded(self, keyed: Keyed, running: Running) -> JobResult:
         """Run the job; where the engine died under it, that is what is said."""
@@ -107,12 +120,21 @@ class EngineSession:
             with self._executor.at_work(self.spec.needs, running.grant, keyed.job.needs) as given:
                 done = self._executor.make(keyed, given, guard=engine)
             running.served.append(keyed.key)
+            if running.start and not done.kept:
+                self._executor.store.keep_beside(keyed.key, START, to_json(running.start))
+            self._note(keyed.key)
             return done
         except BackendFailed as error:
             if error.transient and (reason := engine.trouble_soon()):
                 self._broken = engine.failed(reason)
                 raise self._broken from None
             raise
+
+    def _note(self, key: str) -> None:
+        """How the engine of a job that is done had started."""
+        if self.spec.compiles is not None and (seen := self._executor.store.beside(key, START)):
+            start = from_json(Start, seen)
+            self._starts[start.ident] = start
 
     def close(self) -> None:
         """End the engine and let go of the machine, or leave it to the next session; a lost one is ended."""

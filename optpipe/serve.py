@@ -22,7 +22,7 @@ from optpipe.model.hardware import this_machine
 from optpipe.processes import end_leftovers
 from optpipe.proofs import Notary, Policy, examine
 from optpipe.records import Hardware, Json, bound_to, foreign
-from optpipe.rundir import JobStore, KeptFolder, optpipe_home
+from optpipe.rundir import PLACE, JobStore, KeptFolder, optpipe_home
 from optpipe.supervised import Command, Supervised
 
 READY_S = 900.0
@@ -46,7 +46,9 @@ def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, i
     say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, {proof.told}")
     with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch, kept_code(about, engine, cache) as code:
         order = command(folder, name, engine, about, Path(scratch), at)
-        order = replace(order, env=code.filled(order.env)) if code else order
+        if code:
+            own = {key: str(code.path) if value == PLACE else value for key, value in order.env.items()}
+            order = replace(order, env=own)
         return run_engine(order, host, port, code)
 
 

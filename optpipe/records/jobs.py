@@ -74,9 +74,11 @@ class EngineSpec:
     import optpipe from. A log line that matches `fatal` means that the engine
     will never serve; one that matches `definite`, that it never will with this configuration; `workers`
     matches the titles of processes without which it cannot go on. `needs` is what the engine holds and works
-    with; whether the machine must be still is what each job says. `compiles`: what the code depends on that the
-    engine compiles when it starts, beside model, toolchain and machine; None: it compiles none. `{compiled}` in a
-    variable is the folder where that code is kept. `tells`: what the log says of it, by patterns with one group.
+    with; whether the machine must be still is what each job says.
+
+    `compiles`: what the code depends on that the engine compiles when it starts, beside model, toolchain and
+    machine; None: it compiles none. A variable that is `{compiled}` gets the folder where that code is kept.
+    `tells`: what the log says of it, by patterns with one group.
     """
 
     title: str

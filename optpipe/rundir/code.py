@@ -22,7 +22,7 @@ from optpipe.errors import EnvironmentMissing
 from optpipe.records import Json, Start
 
 PLACE = "{compiled}"
-"""In a variable of an engine: the folder where its code is kept."""
+"""Stands for the folder in an engine's variables."""
 STARTING = "starting."
 
 
@@ -39,10 +39,6 @@ class KeptFolder:
         self._mark = self.path / f"{STARTING}{self.ident}"
         self._found = contents(self.path)
         self._mark.touch(mode=0o600)
-
-    def filled(self, environment: dict[str, str]) -> dict[str, str]:
-        """The variables with this folder in them."""
-        return {name: value.replace(PLACE, str(self.path)) for name, value in environment.items()}
 
     def started(self, seconds: float, told: Json) -> Start:
         """The engine is up: what lies here is whole."""

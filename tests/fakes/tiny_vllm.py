@@ -2,7 +2,8 @@
 
 Its speed follows from the checkpoint's bytes and the tunable settings. Orders (see orders.py) are obeyed at
 `engine` (while it starts), `canary`, `parity` and `request`; `skew` shifts log-probabilities by a nat,
-`repeat` answers one token over and over.
+`repeat` answers one token over and over. Without `enforce-eager` it compiles what VLLM_CACHE_ROOT does not hold yet
+for this configuration, and obeys orders at `compile`.
 """
 
 from __future__ import annotations
@@ -81,6 +82,21 @@ class Answers(Handler):
         return {"object": "text_completion", "model": self.server.name, "choices": [choice], "usage": usage}
 
 
+def compile_(server: Tiny) -> None:
+    """As vLLM does: one artifact for each configuration, loaded where it is there, and what the log says of it."""
+    root = os.environ.get("VLLM_CACHE_ROOT")
+    if root is None or "enforce-eager" in server.config:
+        return
+    sys.stderr.write("INFO config: compilation_config={'mode': <CompilationMode.FAKE_ONCE: 2>, 'backend': 'fake'}\n")
+    own = hashlib.sha256(json.dumps(server.config, sort_keys=True).encode()).hexdigest()[:16]
+    made = Path(root, "torch_compile_cache", own, "model")
+    if not made.exists():
+        made.parent.mkdir(parents=True)
+        made.with_suffix(".part").write_bytes(bytes(1000))
+        orders.obey("compile", server.who)
+        made.with_suffix(".part").replace(made)
+
+
 def shared_memory(port: int) -> mmap.mmap:
     """What a real engine leaves behind when it is killed."""
     with Path("/dev/shm", f"optpipe-fake-{os.getpid()}-{port}").open("w+b") as file:
@@ -101,6 +117,7 @@ def main() -> None:
     shared = shared_memory(int(words.port))
     try:
         orders.obey("engine", server.who)
+        compile_(server)
     except Failure as failure:
         sys.stderr.write(f"{failure.message}\n")
         end(shared, int(words.port), 1)

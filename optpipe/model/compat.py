@@ -54,6 +54,7 @@ class Case:
             value=value,
             model=self.facts.model_type,
             experts=self.facts.experts > 0,
+            stacked=self.facts.stacked_experts > 0,
         )
         if self.scheme is None:
             return replace(plain, scheme=stored.kind, library="", format=stored.format, symmetric=stored.symmetric)
@@ -132,6 +133,7 @@ def architecture_findings(case: Case) -> list[Finding]:
 def as_tried(case: Case) -> Finding:
     """What a model of this architecture did when it was tried with this scheme on this engine."""
     asked, mixture = case.asked(), f", {case.facts.experts} experts" if case.facts.experts else ""
+    mixture += ", those of a layer in one tensor" if asked.stacked else ""
     value = f"{asked.model}{mixture}: {asked.scheme} on {case.engine} and {case.platform}"
     otherwise = Finding("architecture as it was tried", f"{value}, not tried", "ok")
     row = compat_table.first(compat_table.tables().architectures, asked)

@@ -22,7 +22,7 @@ transformers, vLLM on a CPU. One that no row names is planned by the rules below
 def markdown() -> str:
     """The page: architectures as tried, what libraries make, what each engine loads, then dtypes and KV caches."""
     found = tables()
-    tried = section("Architectures", found.architectures, ("model", "scheme", "engine", "where"))
+    tried = section("Architectures", found.architectures, ("model", "library", "scheme", "engine", "where"))
     parts = [HEAD, TRIED, *tried, *section("What a library makes", found.writes, ("library", "scheme", "makes"))]
     for engine in found.engines:
         rows = [row for row in found.loads if row.engine == engine]
@@ -47,7 +47,8 @@ def cell(row: Row, column: str) -> str:
     if column == "where":
         return where(row)
     if column == "model" and not row.model:
-        return "mixtures of experts" if row.experts else "any"
+        stacked = "mixtures with the experts of a layer in one tensor"
+        return stacked if row.stacked else "mixtures of experts" if row.experts else "any"
     found = getattr(row, column)
     text = ", ".join(found) if isinstance(found, tuple) else str(found or "")
     if column == "format" and row.symmetric is not None:

@@ -38,12 +38,14 @@ class Asked:
     value: str = ""
     model: str = ""
     experts: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a table; an empty tuple or None takes anything. `makes` is the format that a library writes,
-    `experts` whether the model is a mixture of them; `lacks` are flags of which a processor has none."""
+    `experts` whether the model is a mixture of them, `stacked` whether those of a layer are stored in one tensor;
+    `lacks` are flags of which a processor has none."""
 
     status: Status
     source: str
@@ -61,6 +63,7 @@ class Row:
     makes: str = ""
     model: tuple[str, ...] = ()
     experts: bool | None = None
+    stacked: bool | None = None
     lacks: tuple[str, ...] = ()
 
     def fits(self, asked: Asked) -> bool:
@@ -77,6 +80,7 @@ class Row:
             and all(not listed or found in listed for listed, found in lists)
             and self.symmetric in (None, asked.symmetric)
             and self.experts in (None, asked.experts)
+            and self.stacked in (None, asked.stacked)
             and self.fits_version(asked.version)
             and self.fits_machine(asked.hardware)
         )

@@ -13,7 +13,7 @@ from optpipe.model.folder import tensors_of_folder
 from optpipe.model.linears import (
     CONV1D,
     Weight,
-    fused_experts,
+    stacked_experts,
     is_head,
     is_other_part,
     linears_of,
@@ -110,6 +110,7 @@ def facts_from_headers(
         tied_embeddings=tied,
         quantized=quantized,
         experts=shape.experts,
+        stacked_experts=stacked_experts(weights),
         linears=linears_of(weights, tied),
         notes=notes_of(shape, weights, tied, quantized),
     )
@@ -180,9 +181,9 @@ def structure_notes(shape: Shape, weights: Sequence[Weight]) -> list[str]:
         notes.append(
             f"model type {shape.model_type!r} is read by its key and tensor names alone; check the layers"
         )
-    if count := fused_experts(weights):
+    if count := stacked_experts(weights):
         notes.append(
-            f"{count} weights hold the experts of a layer in one tensor: quantizers see no layers there"
+            f"{count} weights hold all experts of a layer in one tensor: no figure of a quantization counts them"
         )
     if shape.wrapped:
         other = sum(weight.elements for weight in weights if is_other_part(weight.module))

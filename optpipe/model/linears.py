@@ -14,7 +14,7 @@ HEAD = re.compile(r"(^output|(^|\.)(lm_head|embed_out))$")
 
 NOT_LINEAR = re.compile(
     r"(^|\.)(embed_(?!out)\w*|\w*embeddings?|wte|wpe|\w*norm\w*|ln_\w+|rotary_emb|relative_attention_bias|conv1d"
-    r"|router|gate|shared_expert_gate)$"
+    r"|router(\.layer)?|gate|shared_expert_gate)$"
 )
 """Modules whose 2-D weight is no linear layer, or (routers of experts) one that nobody quantizes."""
 
@@ -22,6 +22,9 @@ OTHER_PARTS = re.compile(
     r"(^|\.)(\w*vision\w*|visual|\w*audio\w*|\w*projector|image_newline|talker|mtp)(\.|$)"
 )
 """The parts of a multimodal model that are not its text model."""
+
+EXPERTS = re.compile(r"(^|\.)(\w*experts|\w*moe)\.")
+"""What a mixture of experts is called: `mlp.experts.down_proj` (GPT-OSS), `block_sparse_moe.input_linear` (Granite)."""
 
 CONV1D = ("gpt2", "openai-gpt", "imagegpt")
 """Model types that keep their weights transposed: [in, out]."""
@@ -144,6 +147,6 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in name.split("."))
 
 
-def fused_experts(weights: Sequence[Weight]) -> int:
-    """How many weights hold all experts of a layer in one 3-D tensor."""
-    return sum(len(weight.shape) == 3 and "expert" in weight.module + weight.kind for weight in weights)
+def stacked_experts(weights: Sequence[Weight]) -> int:
+    """How many weights hold all experts of a layer in one tensor of three dimensions (a packed one has four)."""
+    return sum(len(one.shape) > 2 and bool(EXPERTS.search(f"{one.module}.{one.kind}")) for one in weights)

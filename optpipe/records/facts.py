@@ -44,6 +44,8 @@ class ModelFacts:
     tied_embeddings: bool
     quantized: str | None
     experts: int = 0
+    stacked_experts: int = 0
+    """Weights that hold all experts of a layer in one tensor; they are among no `linears`."""
     linears: tuple[tuple[str, int, int], ...] = ()
     """Every quantizable linear weight: (module name, out features, in features)."""
     notes: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from optpipe.model.reasons import fused_reasons, group_reasons, nearest_group
 from optpipe.model.selectors import matched, matches, selector_problems
 from optpipe.records import ModelFacts
 from tests.models import tiny_gpt2, tiny_llama, tiny_mixtral
+from tests.stacked import ARCHITECTURES, stacked
 
 VLLM = {"engine": "vllm"}
 CPU = named("server-cpu")
@@ -188,6 +189,26 @@ def test_quantized_experts_on_an_x86_processor_need_amx(tmp_path: Path) -> None:
     assert refused(mixture, None, machine=plain) == []
     stored = replace(mixture, quantized="compressed-tensors 8-bit int8")
     assert "AMX" in refused(stored, None, machine=plain)[0]
+
+
+STACKED = [
+    W4,
+    {"method": "int8"},
+    {"method": "mixed", "bits": 4, "group_size": 32, "int8": ["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"]},
+    {"library": "gptqmodel", "method": "gptq", "bits": 4, "group_size": 32},
+    {"library": "modelopt", "method": "fp8"},
+    {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 32},
+    {"library": "autoawq", "method": "awq", "bits": 4, "group_size": 32},
+]
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_experts_in_one_tensor_are_refused_with_each_librarys_reason(model_type: str, tmp_path: Path) -> None:
+    mixture = facts_of_folder(stacked(model_type, tmp_path / "m"))
+    for scheme in STACKED:
+        told = refused(mixture, scheme, machine=named("h100"))
+        assert any("all experts of a layer lie in one tensor" in one and one.endswith("-> base") for one in told), told
+    assert refused(mixture, None, machine=named("h100")) == [], "the base is served as it is"
 
 
 def test_vllm_on_a_cpu_has_only_some_head_sizes(facts: ModelFacts) -> None:

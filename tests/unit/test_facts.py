@@ -14,6 +14,7 @@ from optpipe.model.facts import facts_from_headers, facts_of_folder
 from optpipe.model.facts_gguf import facts_from_gguf
 from optpipe.records import ModelFacts, TensorFact, from_json, to_json
 from tests.models import edit_json, tiny_gpt2, tiny_llama, tiny_mixtral, write_safetensors
+from tests.stacked import ARCHITECTURES, stacked
 
 
 def tensor(name: str, *shape: int, dtype: str = "BF16") -> TensorFact:
@@ -126,7 +127,19 @@ def test_a_multimodal_wrapper_is_read_by_its_text_model() -> None:
 
 def test_experts_in_one_tensor_are_a_note() -> None:
     found = facts({}, tensor("model.layers.0.mlp.experts.gate_up_proj", 8, 64, 128))
-    assert "1 weights hold the experts of a layer in one tensor" in found.notes[0] and found.linears == ()
+    assert "1 weights hold all experts of a layer in one tensor" in found.notes[0] and found.linears == ()
+    assert found.stacked_experts == 1
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_stacked_experts_are_counted_under_each_architectures_names(model_type: str, tmp_path: Path) -> None:
+    found = facts_of_folder(stacked(model_type, tmp_path / "m"))
+    assert found.stacked_experts == 2 * found.layers
+    assert not any("router" in name or ".experts" in name for name, _, _ in found.linears), "none is a layer"
+
+
+def test_experts_that_lie_apart_are_no_stack(tmp_path: Path) -> None:
+    assert facts_of_folder(tiny_mixtral(tmp_path / "m")).stacked_experts == 0
 
 
 QUANTIZED: dict[str, tuple[dict[str, Any], TensorFact, str]] = {

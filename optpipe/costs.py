@@ -110,13 +110,13 @@ def task_seconds(recipe: Recipe, facts: ModelFacts, hardware: Hardware, targets:
     """The base of each target and the finalists on every task; how long a command takes nobody knows."""
     if not recipe.tasks.names:
         return 0.0
-    names, documents = recipe.tasks.names, recipe.tasks.documents
+    documents = {name: recipe.tasks.documents_for(task_work.called(name)) for name in recipe.tasks.names}
     token = 2.0 * facts.parameters / sustained(hardware, recipe.engine_threads, SERVED)
     least = (0.0, 0.0, 0.0) if hardware.gpus else (TASK_READ_S, TASK_WRITTEN_S, TASK_WRITTEN_ALONE_S)
     read, written, alone = (max(token, seconds) for seconds in least)
-    seconds = task_work.work(names, documents).seconds(read, written)
+    seconds = task_work.work(documents).seconds(read, written)
     if recipe.tasks.transformers:
-        seconds += task_work.by_transformers(names, documents).seconds(2 * read, alone)
+        seconds += task_work.by_transformers(documents).seconds(2 * read, alone)
     return (targets + recipe.tune.finalists) * (seconds + TASK_START_S)
 
 

@@ -6,6 +6,7 @@ cannot be measured beside the old one, so there the records of both are held aga
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from optpipe import judge, serving
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.bundle import MANIFEST
 from optpipe.console import Talk
-from optpipe.errors import InputError
+from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.inuse import InUse
 from optpipe.model import hardware
 from optpipe.outcome import Entry
@@ -79,6 +80,22 @@ def gate(run: Path, against: Against, changed: Axis | None, threshold_pct: float
     if (run / "run.json").is_file():
         RunFolder.opened(run).write(RECORD, found)
     return found
+
+
+def require_record(run: Path) -> None:
+    """EnvironmentMissing where the record of a gate could not be written: told before anything is fetched or measured.
+
+    A bundle's folder keeps none.
+    """
+    if not (run / "run.json").is_file():
+        return
+    try:
+        with tempfile.TemporaryFile(dir=run.resolve()):
+            pass
+    except OSError as error:
+        what = f"the gate's record, {RECORD}, cannot be written here: {error.strerror}"
+        hint = "gate it where the run may be written to, or a copy of the run's artifacts"
+        raise EnvironmentMissing(what, place=str(run), hint=hint) from None
 
 
 def without_winner(run: Path, against: Against, changed: Axis | None) -> Gated | None:

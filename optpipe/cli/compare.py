@@ -54,12 +54,14 @@ def gate(
     from optpipe import console
     from optpipe.errors import InputError, NotPublished
     from optpipe.gate import gate as gate_
+    from optpipe.gate import require_record
     from optpipe.records import to_json
 
     if not 0 < threshold < 100:
         hint = "10 is what most teams block at"
         raise InputError(f"{threshold:g} is not between 0 and 100", place="--threshold", hint=hint)
     wanted = own(against, run)
+    require_record(run)
     try:
         version = published(wanted, registry)
     except NotPublished as error:

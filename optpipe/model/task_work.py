@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 PER_DOCUMENT = {
     "arc_challenge": (4.0, 146, 0),
@@ -41,16 +42,20 @@ class TaskWork:
         return per_read * self.read + per_written * self.written
 
 
-def work(names: Iterable[str], documents: int) -> TaskWork:
-    """Of tasks as a recipe names them (also NAME@<commit>, and files of one's own), with so many documents each."""
-    known = [PER_DOCUMENT.get(name.partition("@")[0], OTHER) for name in names]
-    requests, read, written = (documents * sum(column) for column in (zip(*known) if known else ((), (), ())))
-    return TaskWork(requests, read, written)
+def called(name: str) -> str:
+    """The task's own name, of one as a recipe names it: `NAME@<commit>`; a file is taken to be called as it does."""
+    return Path(name.partition("@")[0]).stem
 
 
-def by_transformers(names: Sequence[str], documents: int) -> TaskWork:
+def work(documents: Mapping[str, int]) -> TaskWork:
+    """Of tasks as a recipe names them (also NAME@<commit>, and files of one's own): so many documents of each."""
+    known = [(count, PER_DOCUMENT.get(name.partition("@")[0], OTHER)) for name, count in documents.items()]
+    return TaskWork(*(sum(count * each[column] for count, each in known) for column in range(3)))
+
+
+def by_transformers(documents: Mapping[str, int]) -> TaskWork:
     """The same of transformers, which is asked fewer documents of tasks with generated text."""
-    written = [name for name in names if work((name,), 1).written]
-    read = work([name for name in names if name not in written], documents)
-    few = work(written, min(documents, WRITTEN_TWICE))
+    written = {name: min(count, WRITTEN_TWICE) for name, count in documents.items() if work({name: 1}).written}
+    read = work({name: count for name, count in documents.items() if name not in written})
+    few = work(written)
     return TaskWork(read.requests + few.requests, read.read + few.read, few.written)

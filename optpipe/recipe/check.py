@@ -131,7 +131,8 @@ def source_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
 
 
 def task_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
-    """Task files that are not there, are no task, run code that is not allowed, or bear one name twice."""
+    """Task files that are not there, are no task, run code that is not allowed, or bear one name twice; numbers of
+    documents of no task."""
     seen: dict[str, str] = {}
     for number, name in enumerate(recipe.tasks.names):
         place = f"tasks.names.{number}"
@@ -144,6 +145,9 @@ def task_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:
         if task in seen:
             yield Problem(place, f"{name!r} is the task {task!r}, as {seen[task]!r} is", "give each a name of its own")
         seen[task] = name
+    for name in sorted(recipe.tasks.documents_of.keys() - seen.keys()):
+        hint = did_you_mean(name, list(seen)) if seen else "name tasks in `tasks.names`"
+        yield Problem(f"tasks.documents_of.{name}", f"{name!r} is none of the recipe's tasks", hint)
 
 
 def command_problems(recipe: Recipe, folder: Path) -> Iterator[Problem]:

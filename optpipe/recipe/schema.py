@@ -21,6 +21,7 @@ from optpipe.toolchains import Endpoint, Image, Interpreter, Managed
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Documents = Annotated[int, Field(ge=2, le=100000)]
 
 
 def library(block: Any) -> str:
@@ -114,8 +115,10 @@ class Tasks(Part):
     commands: dict[Name, Command] = Field(default_factory=dict)
     """Evaluators of one's own, by name: programs that ask the engine and print scores of items as JSON. They run
     only where whoever builds says so: `optpipe build --allow-commands`."""
-    documents: int = Field(default=50, ge=2, le=100000)
+    documents: Documents = 50
     """Documents of each task, spread over all of them."""
+    documents_of: dict[str, Documents] = Field(default_factory=dict)
+    """Another number for some tasks, by their names: `{hellaswag: 200}`."""
     allowed_drop: float | None = Field(default=None, ge=0, le=100)
     """Gate: per cent points of accuracy, as the mean over the tasks, that a candidate may lose against the base.
     Without it tasks are reported and reject nothing."""
@@ -125,6 +128,10 @@ class Tasks(Part):
     """Digests of task files that may run their code (`!function`); the refusal names them."""
     seed: Seed = 1
     """Which documents are taken."""
+
+    def documents_for(self, task: str) -> int:
+        """How many documents of the task of this name are asked."""
+        return self.documents_of.get(task, self.documents)
 
 
 class Tune(Part):

@@ -78,9 +78,9 @@ class Battery:
         inputs: dict[str, Artifact] = {}
         for place, task in tasks_of(run, recipe):
             chosen[task.name], metrics[task.name] = task.config, task.metric
-            documents[task.name] = twice[task.name] = recipe.tasks.documents
+            documents[task.name] = twice[task.name] = recipe.tasks.documents_for(task.name)
             if task.generates:
-                twice[task.name] = min(recipe.tasks.documents, task_work.WRITTEN_TWICE)
+                twice[task.name] = min(documents[task.name], task_work.WRITTEN_TWICE)
             inputs |= files.resolve(task, optpipe_home(), run.talk.say, place)
         options = {"tasks": chosen, "metrics": metrics, "documents": documents}
         return cls(run, recipe, facts, base, options, inputs, twice)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -63,6 +66,24 @@ def test_records_alone_tell_a_regression_too_and_refuse_what_another_load_measur
     other = again.run(*words)
     assert (other.code, other.said["verdict"]) == (7, "inconclusive")
     assert "not the same load" in json.dumps(other.said["checks"])
+
+
+def test_a_run_that_may_not_be_written_is_refused_before_anything_is_measured(again: Place) -> None:
+    rebuilt(again, **UNTUNED, checkpoints={"int8": INT8})
+    run, before = (again.artifacts / "latest").resolve(), again.log()
+    run.chmod(0o555)
+    # Of root, the capability to write everywhere is taken: then a folder's mode keeps it out as it does anybody.
+    plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+    words = ("-m", "optpipe", "gate", "artifacts/latest", "--against", "tiny@champion", *REGISTRY)
+    done = subprocess.run(
+        [*(plain if os.geteuid() == 0 else ()), sys.executable, *words],
+        cwd=again.root, env=again.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    run.chmod(0o755)
+    assert done.returncode == 3, done.stderr
+    assert "artifacts/latest: the gate's record, 12-gate.json, cannot be written here: Permission denied" in done.stderr
+    assert "hint: gate it where the run may be written to" in done.stderr
+    assert again.log() == before, "no engine was started"
 
 
 def test_what_is_under_test_may_differ_and_is_named(again: Place) -> None:

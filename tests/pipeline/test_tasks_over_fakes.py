@@ -104,6 +104,15 @@ def test_more_documents_or_another_file_are_new_jobs_and_a_gate_is_not(again: Pl
     assert len(acts(again, "task-scores", before)) == 2
 
 
+def test_a_task_may_have_a_number_of_documents_of_its_own(again: Place) -> None:
+    with_tasks(again, documents_of={"choices": 30}).recipe["tasks"]["names"].append("more.yaml")
+    (again.root / "more.yaml").write_text(yaml.safe_dump(TASK | {"task": "more"}))
+    done = again.build()
+    assert done.code == 0, done.err
+    found = done.said["candidates"]["base@vllm"]["tasks"]
+    assert (found["choices"]["n"], found["more"]["n"]) == (30, 40)
+
+
 def test_the_next_candidate_is_scored_where_the_gate_is_open_for_the_first(again: Place) -> None:
     """With 20 documents no bound is known, so each leader in turn is open until only the base is left."""
     with_tasks(again, documents=20, allowed_drop=5.0)

@@ -109,6 +109,14 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "shorter than the load": ("max_model_len: 512", "max_model_len: 128", ("targets.vllm.max_model_len", "128")),
     "an alias that is no name": ("promote: champion", "promote: ../x", ("publish.0.promote", "'../x'")),
+    "documents of no task": (
+        "keep: winner", "tasks: {names: [arc_easy], documents_of: {arc_esay: 100}}",
+        ("tasks.documents_of.arc_esay", "'arc_esay'", "did you mean 'arc_easy'"),
+    ),
+    "one document of a task": (
+        "keep: winner", "tasks: {names: [arc_easy], documents_of: {arc_easy: 1}}",
+        ("tasks.documents_of.arc_easy", "'1'", "greater than or equal to 2"),
+    ),
     "a huge number": ("samples: 16", f"samples: {'9' * 5000}", ("999...", "finite")),
     "not a text": ("keep: winner", "keep: \x07", ("#x0007",)),
     "deep": ("keep: winner", "keep: " + "[" * 5000, ("levels deep",)),

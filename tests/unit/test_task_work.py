@@ -13,11 +13,11 @@ def test_every_shipped_task_is_known() -> None:
 
 
 def test_work_grows_with_documents_and_tasks() -> None:
-    assert work((), 50) == TaskWork(0, 0, 0)
-    assert work(("piqa",), 50) == TaskWork(100, 3250, 0)
-    both = work(("piqa", "own.yaml"), 10)
-    assert both == TaskWork(10 * (2 + OTHER[0]), 10 * (65 + OTHER[1]), 0)
-    assert work((f"piqa@{'0' * 40}",), 50) == work(("piqa",), 50)
+    assert work({}) == TaskWork(0, 0, 0)
+    assert work({"piqa": 50}) == TaskWork(100, 3250, 0)
+    both = work({"piqa": 10, "own.yaml": 20})
+    assert both == TaskWork(10 * 2 + 20 * OTHER[0], 10 * 65 + 20 * OTHER[1], 0)
+    assert work({f"piqa@{'0' * 40}": 50}) == work({"piqa": 50})
 
 
 def test_seconds_are_those_of_tokens_read_and_written() -> None:
@@ -25,6 +25,6 @@ def test_seconds_are_those_of_tokens_read_and_written() -> None:
 
 
 def test_transformers_writes_only_a_few_texts() -> None:
-    few, piqa = work(("gsm8k_cot",), WRITTEN_TWICE), work(("piqa",), 100)
-    found = by_transformers(("piqa", "gsm8k_cot"), 100)
+    few, piqa = work({"gsm8k_cot": WRITTEN_TWICE}), work({"piqa": 100})
+    found = by_transformers({"piqa": 100, "gsm8k_cot": 200})
     assert found == TaskWork(few.requests + piqa.requests, few.read + piqa.read, few.written)

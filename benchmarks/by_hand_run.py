@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe.backends.engines.vllm import flags
 from optpipe.backends.evaluators.canary import PROMPTS
 from optpipe.backends.loads.load import Load
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.recipe.load import Loaded
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Json
@@ -89,7 +89,7 @@ def models(run: Path) -> dict[str, str]:
 def source(loaded: Loaded) -> Json:
     """The model's file or folder, downloaded if it was not here."""
     parsed = sources.parse(loaded.recipe.model.source, loaded.path.parent)
-    fetched = sources.fetch(parsed, optpipe_home(), lambda text: None)
+    fetched = fetching.fetch(parsed, optpipe_home(), lambda text: None)
     return {"gguf" if fetched.gguf else "folder": str(fetched.path)}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import document
 from benchmarks.gptq_codes import same_codes
-from optpipe import stats
+from optpipe import drift, stats
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.console import Talk
 from optpipe.inuse import InUse
@@ -116,12 +116,12 @@ def figures(raw: Json) -> Json:
     for text in sorted(base):
         for name in CASES:
             mine = raw["texts"][name][text]
-            quality = stats.text_quality(text, base[text], mine)
+            quality = drift.text_quality(text, base[text], mine)
             put(f"{name}_{text}_change_pct", quality.change_pct.value, quality.change_pct.ci95)
             put(f"{name}_{text}_kl", quality.kl_divergence.value, quality.kl_divergence.ci95)
         for a, b in PAIRS:
             one, other = raw["texts"][a][text], raw["texts"][b][text]
-            change = stats.paired_change(other, one)
+            change = drift.paired_change(other, one)
             put(f"{a}_{b}_{text}_change_pct", change.value, change.ci95)
             less = [x["kl"] - y["kl"] for x, y in zip(one, other, strict=True)]
             kl = stats.ratio(less, [x["tokens"] for x in one]).measured("nats")

@@ -27,7 +27,7 @@ from statistics import median
 import yaml
 
 from benchmarks import document
-from optpipe import serving, stats
+from optpipe import drift, serving
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.build import resolved
 from optpipe.console import Talk
@@ -183,7 +183,7 @@ def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
     """Perplexity's change, divergence and agreement on each text, against the cut on the same tokens."""
     names, (first, rows) = tuple(sorted(bench.scorer.texts)), bench.scorer.rounds()[0]
     pairs = bench.scorer.pairs(bench.base, checkpoint, names, first, rows)
-    return {text: to_json(stats.text_quality(text, base, mine)) for text, base, mine, _ in pairs}
+    return {text: to_json(drift.text_quality(text, base, mine)) for text, base, mine, _ in pairs}
 
 
 def said(message: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import document
 from optpipe import judge, stats
+from optpipe.drift import paired_change
 from optpipe.records import Json
 
 LIMIT_PCT = 5.0
@@ -49,7 +50,7 @@ def one(case: str, seed: int) -> Json:
     base, candidate = draw_units(draw, drift, "heavy" in case, ROUNDS[-1])
     verdict, units = "inconclusive", 0
     for units in ROUNDS:
-        change = stats.paired_change(base[:units], candidate[:units], looks=len(ROUNDS))
+        change = paired_change(base[:units], candidate[:units], looks=len(ROUNDS))
         verdict = judge.verdict(change, LIMIT_PCT)
         if verdict != "inconclusive":
             break

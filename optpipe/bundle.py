@@ -12,12 +12,12 @@ import json
 import os
 import re
 import stat
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from optpipe.bundle_names import name_problems
 from optpipe.errors import Problem
 from optpipe.records import canonical
 from optpipe.rundir import CHUNK, digest_bytes, remove_tree, write_atomic
@@ -66,7 +66,7 @@ def list_files(folder: Path, known: Iterable[Entry] = ()) -> Manifest:
     """The manifest of what is in `folder`; names that travel badly are a ValueError. `known` are hashed already."""
     paths, problems = walk(folder)
     listed = sorted(path for path in paths if path not in OUTSIDE)
-    problems += name_problems(listed)
+    problems += name_problems(listed, OUTSIDE)
     if problems:
         raise ValueError("\n".join(str(problem) for problem in problems))
     have = {entry.path: entry for entry in known}
@@ -146,7 +146,7 @@ def parse_manifest(data: bytes) -> tuple[Manifest | None, list[Problem]]:
         return None, [Problem(MANIFEST, f"not a manifest: {error}")]
     if not same:
         return None, [Problem(MANIFEST, "not canonical: it was edited, or two of its keys are the same")]
-    return manifest, name_problems([entry.path for entry in manifest.files])
+    return manifest, name_problems((entry.path for entry in manifest.files), OUTSIDE)
 
 
 def _decode(data: bytes) -> Manifest:
@@ -260,44 +260,3 @@ def chunks(path: Path) -> Iterator[bytes]:
     with open_plain(path) as file:
         while piece := file.read(CHUNK):
             yield piece
-
-
-# ---------------------------------------------------------------- names
-
-
-def name_problems(paths: list[str]) -> list[Problem]:
-    """Names that leave the folder, or that mean another file on another file system."""
-    problems = [Problem(repr(path)[1:-1], reason) for path in paths if (reason := unsafe(path))]
-    spelled = {name: name for name in OUTSIDE}
-    files = set(OUTSIDE)
-    for path in paths:
-        others = [spelled.setdefault(folded, here) for folded, here in _steps(path)]
-        clash = [other for other, (_, here) in zip(others, _steps(path)) if other != here]
-        if clash:
-            problems.append(Problem(path, f"is the same name as {clash[0]!r} on some file systems"))
-        elif path in files:
-            problems.append(Problem(path, "listed twice, or not to be listed"))
-        files.add(path)
-    return problems
-
-
-def _steps(path: str) -> list[tuple[str, str]]:
-    """Each folder on the way to a file, with a slash, and the file: folded, and as spelled."""
-    parts = path.split("/")
-    steps = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-    named = [(step, step + "/") for step in steps] + [(path, path)]
-    return [(unicodedata.normalize("NFC", step).casefold(), here) for step, here in named]
-
-
-def unsafe(path: str) -> str | None:
-    """Why a relative path is refused, or None."""
-    parts = path.split("/")
-    if path.startswith(("/", "~")) or ":" in path or "\\" in path:
-        return "is an absolute path, or one on another system"
-    if any(part in ("", ".", "..") for part in parts):
-        return "leaves the bundle or names a folder twice"
-    if any(part != part.strip() or part.endswith(".") for part in parts):
-        return "begins or ends with a space, or ends with a dot"
-    if not path.isprintable() or path != unicodedata.normalize("NFC", path):
-        return "holds characters that cannot be seen or are written in more than one way"
-    return None

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import yaml
 
-from optpipe import gates, judge, serving, stats
+from optpipe import drift, gates, judge, serving, stats
 from optpipe.backends.engines import ENGINES, file_of
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import BackendFailed
@@ -159,12 +159,12 @@ class Seen:
     def check(self, text: str, limit: float, looks: int) -> Check:
         """The change of perplexity on all units so far."""
         if not self.sizes:
-            change = stats.paired_change(self.theirs, self.mine, looks)
+            change = drift.paired_change(self.theirs, self.mine, looks)
             return judge.gate(f"perplexity on {text} against the champion's", change, limit, judge.per_cent)
-        change = stats.change_per_byte(self.theirs, self.mine, looks)
+        change = drift.change_per_byte(self.theirs, self.mine, looks)
         name = f"perplexity on {text} per token of the champion's"
         check = judge.gate(name, change, limit, judge.per_cent)
-        mine, theirs = (stats.bits_per_byte(units, self.sizes) for units in (self.mine, self.theirs))
+        mine, theirs = (drift.bits_per_byte(units, self.sizes) for units in (self.mine, self.theirs))
         told = f"{check.reason}; bits per byte {mine:.3f} against {theirs:.3f} ({len(self.sizes)} pieces)"
         return replace(check, reason=told)
 

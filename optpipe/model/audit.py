@@ -17,6 +17,7 @@ from optpipe.model.audit_stored import stored_problems
 from optpipe.model.audit_tokenizer import special_problems, template_problems, tokenizer_problems
 from optpipe.model.config import Shape, quantization_of, read_config, shape_of
 from optpipe.model.expected import expected_tensors, missing_hint, surplus_layers
+from optpipe.model.fetching import Headers
 from optpipe.model.finite import nonfinite
 from optpipe.model.folder import (
     INDEX,
@@ -28,7 +29,6 @@ from optpipe.model.folder import (
 )
 from optpipe.model.linears import is_head
 from optpipe.model.safetensors import Header, map_tensor, read_header
-from optpipe.model.sources import Headers
 from optpipe.records import Json, TensorFact
 
 MOST = 20

@@ -13,10 +13,10 @@ from optpipe.model.folder import tensors_of_folder
 from optpipe.model.linears import (
     CONV1D,
     Weight,
-    stacked_experts,
     is_head,
     is_other_part,
     linears_of,
+    stacked_experts,
     weights_of,
 )
 from optpipe.model.schemes import BITS

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.model.config import read_config
+from optpipe.model.fetching import Headers, local_headers
 from optpipe.model.folder import INDEX, WEIGHTS, read_index
 from optpipe.model.licence import CARD, TEXTS
 from optpipe.model.safetensors import header_length, parse_header
-from optpipe.model.sources import Headers, Hub, Say, local_headers
+from optpipe.model.sources import Hub, Say
 from optpipe.reach import unreachable
 from optpipe.records import TensorFact
 

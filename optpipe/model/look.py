@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.errors import InputProblems, Problem
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.model.audit import audit, audit_headers, audit_notes
 from optpipe.model.facts import facts_from_headers
 from optpipe.model.facts_gguf import facts_from_gguf
@@ -20,7 +20,7 @@ def look(
     say: sources.Say,
     *,
     trust_remote_code: bool,
-    pull: sources.Pull | None = None,
+    pull: fetching.Pull | None = None,
 ) -> ModelFacts:
     """The facts of a source, `text` being its name; InputProblems with all faults but those of the weights' values.
 
@@ -28,9 +28,9 @@ def look(
     """
     if isinstance(source, sources.Folder):
         refuse(audit(source.path, trust_remote_code=trust_remote_code, values=False))
-        headers = sources.headers(source, cache, say)
+        headers = fetching.headers(source, cache, say)
     else:
-        headers = sources.headers(source, cache, say, pull=pull)
+        headers = fetching.headers(source, cache, say, pull=pull)
         refuse(audit_headers(headers, trust_remote_code=trust_remote_code))
     read = facts_from_gguf if headers.folder is None else facts_from_headers
     facts = read(headers.config, headers.tensors, source=text, kind=headers.kind, revision=headers.revision)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe import stats
+from optpipe import drift, stats
 from optpipe.errors import InputError, did_you_mean
 from optpipe.records import Hardware, Json, LoadFigures, Measured, TaskQuality, TextQuality
 from optpipe.report import figures
@@ -168,7 +168,7 @@ def perplexity(name: str, a: TextQuality | None, b: TextQuality | None) -> Line:
         return Line(title, values, "not compared", how="not the same tokens: other text, sample or tokenizer")
     one, other = ([{"tokens": tokens, "nll": nll} for tokens, nll in text.units] for text in (a, b))
     n = min(len(one), len(other))
-    change = stats.paired_change(one[:n], other[:n])
+    change = drift.paired_change(one[:n], other[:n])
     return judged(title, values, change, f"paired, {n} units", more_is_better=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from optpipe import gates, judge, stats
+from optpipe import drift, gates, judge
 from optpipe.backends.evaluators.canary import PROMPTS
 from optpipe.backends.executors.local import EngineSession
 from optpipe.model.texts import check_rows
@@ -146,7 +146,7 @@ class Tally:
     def add(self, text: str, pair: tuple[list[Json], list[Json]], sample: str, limits: gates.Gates, looks: int) -> None:
         base, mine = pair
         self.base, self.mine, self.sample = (*self.base, *base), (*self.mine, *mine), (*self.sample, sample)
-        figures = stats.text_quality(text, self.base, self.mine, looks=looks)
+        figures = drift.text_quality(text, self.base, self.mine, looks=looks)
         self.figures = replace(figures, sample=self.sample)
         self.checks = judge.text_checks(self.figures, limits)
 
@@ -190,7 +190,7 @@ def compiled_checks(scorer: Scorer, entry: Entry) -> tuple[Check, ...]:
     assert entry.checkpoint is not None and entry.compiled is not None
     texts, (first, rows) = tuple(sorted(scorer.texts)), scorer.rounds()[0]
     return tuple(
-        judge.compiled_check(text, stats.paired_change(theirs, mine, 1), entry.compiled.changes)
+        judge.compiled_check(text, drift.paired_change(theirs, mine, 1), entry.compiled.changes)
         for text, theirs, mine, _ in scorer.pairs(entry.checkpoint, entry.compiled, texts, first, rows)
     )
 

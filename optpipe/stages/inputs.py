@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from optpipe import __version__
-from optpipe.model import sources, texts
+from optpipe.model import fetching, sources, texts
 from optpipe.recipe.schema import Recipe, Text
 from optpipe.records import Json, ModelFacts
 from optpipe.rundir import DigestMemo, digest_json, optpipe_home
@@ -26,7 +26,7 @@ def inputs(recipe: Recipe, facts: ModelFacts, recipe_folder: Path) -> Json:
     source = sources.parse(recipe.model.source, recipe_folder)
     base: str | list[str] = [str(source), facts.revision]
     if isinstance(source, sources.Folder | sources.GgufFile):
-        base = sources.content_digest(source.path, memo)
+        base = fetching.content_digest(source.path, memo)
     named = dict(recipe.texts)
     if recipe.calibration is not None:
         named["calibration:"] = recipe.calibration.text

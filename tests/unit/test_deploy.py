@@ -26,7 +26,7 @@ from optpipe.cli import run as command
 from optpipe.deploy import PLATFORMS, Facts, Wish, manifests, read
 from optpipe.deploy.kubernetes import METRIC
 from optpipe.errors import InputError
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.stages.package import package
 from tests.quiet import QuietServer
 from tests.tools import tool
@@ -158,7 +158,7 @@ def test_the_compose_file_is_one(which: str, request: pytest.FixtureRequest) -> 
     from optpipe.rundir import optpipe_home
 
     source = sources.parse(COMPOSE_SCHEMA)
-    schema = json.loads(sources.fetch(source, optpipe_home(), lambda text: None).path.read_text())
+    schema = json.loads(fetching.fetch(source, optpipe_home(), lambda text: None).path.read_text())
     project = yaml.safe_load(manifests("compose", request.getfixturevalue(which))["compose.yaml"])
     assert list(Draft7Validator(schema).iter_errors(project)) == []
     docker = shutil.which("docker")

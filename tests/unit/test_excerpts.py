@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from optpipe import stats
+from optpipe import drift
 from optpipe.backends.evaluators.excerpts import LONGEST_WORD, cut
 
 
@@ -43,11 +43,11 @@ def units(count: int, tokens: int, nats: float) -> list[dict[str, float]]:
 def test_another_tokenizer_with_the_same_likelihood_of_the_text_is_no_change() -> None:
     """Twice as many tokens of half the surprise each say the same of the text."""
     theirs, mine = units(40, 100, 3.0), units(40, 200, 1.5)
-    assert stats.change_per_byte(theirs, mine).value == pytest.approx(0.0, abs=1e-9)
-    assert stats.bits_per_byte(theirs, [400] * 40) == pytest.approx(stats.bits_per_byte(mine, [400] * 40))
+    assert drift.change_per_byte(theirs, mine).value == pytest.approx(0.0, abs=1e-9)
+    assert drift.bits_per_byte(theirs, [400] * 40) == pytest.approx(drift.bits_per_byte(mine, [400] * 40))
 
 
 def test_a_change_is_per_token_of_the_first_model() -> None:
     theirs = units(40, 100, 3.0)
     mine = [{"tokens": 50, "nll": unit["nll"] + 100 * math.log(1.05)} for unit in theirs]
-    assert stats.change_per_byte(theirs, mine).value == pytest.approx(5.0)
+    assert drift.change_per_byte(theirs, mine).value == pytest.approx(5.0)

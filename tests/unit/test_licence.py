@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from optpipe.model.fetching import content_digest
 from optpipe.model.licence import licence_of
-from optpipe.model.sources import content_digest
 from optpipe.rundir import DigestMemo
 from tests import models
 from tests.unit.gguf_files import llama, write_gguf

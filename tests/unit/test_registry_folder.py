@@ -352,7 +352,7 @@ def test_a_published_version_is_a_source(
     tmp_path: Path, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from optpipe.backends.registries.publishing import puller
-    from optpipe.model import sources
+    from optpipe.model import fetching, sources
     from optpipe.proofs import Notary
 
     monkeypatch.setenv("OPTPIPE_HOME", str(tmp_path / "home"))
@@ -361,7 +361,7 @@ def test_a_published_version_is_a_source(
     named = f"{registry.where}/tiny" if elsewhere else "tiny"
     default = tmp_path / "none" if elsewhere else Path(registry.where)
     source = sources.parse(f"registry:{named}@champion")
-    fetched = sources.fetch(source, tmp_path / "home", print, pull=puller(default, print))
+    fetched = fetching.fetch(source, tmp_path / "home", print, pull=puller(default, print))
     assert bundles.verify(fetched.path, bundle.digest) == ()
 
 

@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 
 from optpipe.errors import InputError
-from optpipe.model.sources import (
-    Folder,
-    GgufFile,
-    Hub,
-    RegistryRef,
-    WheelMember,
-    fetch,
-    headers,
-    parse,
-)
+from optpipe.model.fetching import fetch, headers
+from optpipe.model.sources import Folder, GgufFile, Hub, RegistryRef, WheelMember, parse
 from tests.models import tiny_llama
 from tests.unit.gguf_files import write_gguf
 

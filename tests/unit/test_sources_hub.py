@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from optpipe.model.sources import Folder, content_digest
+from optpipe.model.fetching import content_digest
+from optpipe.model.sources import Folder
 from optpipe.rundir import DigestMemo
 from tests.models import tiny_llama
 from tests.unit.hub_server import COMMIT, Hub, serve
@@ -21,15 +22,15 @@ LOOK = """
 import json, sys
 from pathlib import Path
 from optpipe.errors import OptpipeError
-from optpipe.model import hub, sources
+from optpipe.model import fetching, hub, sources
 from optpipe.records import to_json
 
 def look(what, text, home, code):
     if what == "dataset":
         return str(hub.dataset_file(*text.split(), print_nothing))
     if what == "headers":
-        return sources.headers(sources.parse(text), home, print_nothing)
-    return sources.fetch(sources.parse(text), home, print_nothing, trust_remote_code=code == "code")
+        return fetching.headers(sources.parse(text), home, print_nothing)
+    return fetching.fetch(sources.parse(text), home, print_nothing, trust_remote_code=code == "code")
 
 def print_nothing(text): pass
 

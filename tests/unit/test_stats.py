@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from optpipe import stats
+from optpipe import drift, stats
 from optpipe.errors import BackendFailed, InputError
 from optpipe.records import Json, LoadFigures, Measured, Percentiles, from_json, to_json
 
@@ -27,7 +27,7 @@ def units(n: int, seed: int, drift: float = 0.05, tokens: int = 255) -> tuple[li
 
 def test_the_change_of_perplexity_is_that_of_the_two_perplexities() -> None:
     base, candidate = units(40, 1)
-    quality = stats.text_quality("wiki", base, candidate)
+    quality = drift.text_quality("wiki", base, candidate)
     expected = 100.0 * (quality.perplexity / quality.base_perplexity - 1.0)
     assert quality.change_pct.value == pytest.approx(expected)
     assert quality.n_tokens == 40 * 255
@@ -36,7 +36,7 @@ def test_the_change_of_perplexity_is_that_of_the_two_perplexities() -> None:
 
 def test_pairing_removes_what_texts_have_in_common() -> None:
     base, candidate = units(40, 2)
-    paired = stats.text_quality("wiki", base, candidate).change_pct.ci95
+    paired = drift.text_quality("wiki", base, candidate).change_pct.ci95
     assert paired is not None
     alone = stats.ratio([u["nll"] for u in candidate], [u["tokens"] for u in candidate]).ci95
     assert alone is not None
@@ -44,7 +44,7 @@ def test_pairing_removes_what_texts_have_in_common() -> None:
 
 
 def test_one_sided_bounds_lie_inside_the_displayed_interval() -> None:
-    quality = stats.text_quality("wiki", *units(40, 3))
+    quality = drift.text_quality("wiki", *units(40, 3))
     for figure in (quality.change_pct, quality.kl_divergence, quality.top1_agreement):
         assert figure.ci95 is not None
         assert figure.bounds95 is not None
@@ -74,15 +74,15 @@ def test_longer_units_count_by_their_tokens() -> None:
 
 def test_more_looks_ask_for_more_certainty() -> None:
     base, candidate = units(40, 4)
-    once = stats.text_quality("wiki", base, candidate, looks=1).change_pct.bounds95
-    thrice = stats.text_quality("wiki", base, candidate, looks=3).change_pct.bounds95
+    once = drift.text_quality("wiki", base, candidate, looks=1).change_pct.bounds95
+    thrice = drift.text_quality("wiki", base, candidate, looks=3).change_pct.bounds95
     assert once is not None
     assert thrice is not None
     assert thrice[0] < once[0] < once[1] < thrice[1]
 
 
 def test_fewer_than_thirty_units_have_no_bounds() -> None:
-    quality = stats.text_quality("wiki", *units(29, 6))
+    quality = drift.text_quality("wiki", *units(29, 6))
     assert quality.change_pct.bounds95 is None
     assert quality.change_pct.ci95 is None
     assert "fewer than 30" in quality.change_pct.method
@@ -91,7 +91,7 @@ def test_fewer_than_thirty_units_have_no_bounds() -> None:
 
 def test_the_base_against_itself_has_no_drift_at_all() -> None:
     base, _ = units(30, 7)
-    quality = stats.text_quality("wiki", base, base)
+    quality = drift.text_quality("wiki", base, base)
     assert (quality.change_pct.value, quality.change_pct.bounds95) == (0.0, (0.0, 0.0))
     assert quality.kl_divergence.value == 0.0
     assert quality.top1_agreement.value == 1.0
@@ -109,7 +109,7 @@ def test_a_figure_that_is_not_finite_is_a_failure(bad: float) -> None:
     base, candidate = units(30, 8)
     candidate[3]["nll"] = bad
     with pytest.raises(BackendFailed, match="nll of unit 3") as caught:
-        stats.text_quality("wiki", base, candidate)
+        drift.text_quality("wiki", base, candidate)
     assert not caught.value.transient
 
 
@@ -118,23 +118,23 @@ def test_a_perplexity_beyond_a_double_is_a_failure() -> None:
     for unit in candidate:
         unit["nll"] = 255 * 1000.0
     with pytest.raises(BackendFailed, match="perplexity"):
-        stats.text_quality("wiki", base, candidate)
+        drift.text_quality("wiki", base, candidate)
 
 
 def test_units_that_are_not_the_same_are_refused() -> None:
     base, candidate = units(30, 10)
     with pytest.raises(InputError, match="base has 30 units, candidate 29"):
-        stats.text_quality("wiki", base, candidate[:-1])
+        drift.text_quality("wiki", base, candidate[:-1])
     candidate[4]["tokens"] = 254
     with pytest.raises(InputError, match="unit 4 has 255 tokens for the base, 254"):
-        stats.text_quality("wiki", base, candidate)
+        drift.text_quality("wiki", base, candidate)
 
 
 def test_a_candidate_without_divergence_is_refused() -> None:
     base, candidate = units(30, 11)
     candidate[0]["kl"] = None
     with pytest.raises(InputError, match="without its base's logits"):
-        stats.text_quality("wiki", base, candidate)
+        drift.text_quality("wiki", base, candidate)
 
 
 def test_units_needed_grow_as_the_drift_comes_near_the_limit() -> None:
@@ -147,7 +147,7 @@ def test_units_needed_grow_as_the_drift_comes_near_the_limit() -> None:
 
 def test_the_units_that_are_asked_for_do_decide() -> None:
     base, candidate = units(40, 12)
-    quality = stats.text_quality("wiki", base, candidate).change_pct
+    quality = drift.text_quality("wiki", base, candidate).change_pct
     assert quality.bounds95 is not None
     limit = quality.value + 0.5 * (quality.bounds95[1] - quality.value)
     needed = stats.units_needed(quality, limit)
@@ -155,7 +155,7 @@ def test_the_units_that_are_asked_for_do_decide() -> None:
     decided, tries = 0, 40
     scale = math.log1p(quality.value / 100) / 0.05
     for seed in range(tries):
-        more = stats.paired_change(*units(needed, 100 + seed, 0.05 * scale))
+        more = drift.paired_change(*units(needed, 100 + seed, 0.05 * scale))
         assert more.bounds95 is not None
         decided += more.bounds95[1] < limit
     assert decided / tries > 0.5
@@ -235,6 +235,6 @@ def test_mcnemar_is_the_exact_binomial() -> None:
 
 
 def test_the_same_units_give_the_same_record_and_it_survives_json() -> None:
-    first, second = (stats.text_quality("wiki", *units(35, 14)) for _ in range(2))
+    first, second = (drift.text_quality("wiki", *units(35, 14)) for _ in range(2))
     assert first == second
     assert from_json(type(first), to_json(first)) == first

@@ -11,7 +11,7 @@ from optpipe import bundle as bundles
 from optpipe.backends import registries
 from optpipe.backends.registries.registry import Registry
 from optpipe.errors import InputError, PublishFailed
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.proofs import Notary, provenance
 from optpipe.records import Bundle
 
@@ -45,7 +45,7 @@ def require_provenance(folder: Path, manifest: bundles.Manifest) -> None:
         raise InputError(f"{problem.place}: {problem.message}", place=str(folder), hint=hint)
 
 
-def puller(default: Path, say: sources.Say) -> sources.Pull:
+def puller(default: Path, say: sources.Say) -> fetching.Pull:
     """Brings `registry:` sources here; `default` is the folder registry where they name none."""
 
     def pull(wanted: sources.RegistryRef) -> Path:

@@ -90,13 +90,19 @@ def build(run: Run, recipe: Recipe) -> Outcome:
                 out.bundle = package(run.folder, run.records(out), serving.engine_of(run, recipe, winner))
                 break
             run.record(f"06-evaluate/{winner.name}.json", winner.unconfirmed(out.confirmation))
-    for registry in recipe.publish if out.bundle else ():
+    if out.bundle:
+        release(run, recipe, scorer, out)
+    return out
+
+
+def release(run: Run, recipe: Recipe, scorer: Scorer, out: Outcome) -> None:
+    """The bundle to each registry that the recipe names, once its champion there has been challenged."""
+    for registry in recipe.publish:
         out.challenges.append(challenge(run, recipe, scorer, out, registry))
         run.record("11-challenge.json", out.challenges)
         against, default = out.challenges[-1], run.folder.registry
         out.published.append(publish(out.packaged, registry, default, against, run.notary, run.talk.transfer))
         run.record("publish.json", {"published": out.published})
-    return out
 
 
 def entries(run: Run, recipe: Recipe, plan: Plan, absent: Mapping[str, str]) -> list[Entry]:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.backends.quantizers import checkpoint, legacy
-from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, grouped_problems
+from optpipe.backends.quantizers.scheme import OUTPUT_HEAD, Block, grouped_problems
 from optpipe.errors import Problem
 from optpipe.records import Json
 
@@ -22,11 +22,8 @@ VERSION = "0.2.9"
 
 
 @dataclass(frozen=True)
-class AutoAwq:
+class AutoAwq(Block):
     """AWQ by autoawq 0.2.9, which has ended upstream: for what was made with it. llm-compressor replaced it."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     library: Literal["autoawq"]
     """Who quantizes."""
@@ -76,17 +73,9 @@ def run(options: Json, work: Work) -> Json:
     chosen, skipped = checkpoint.choose(model, OUTPUT_HEAD)
     quantize(model, scheme, rows, work)
     legacy.save(model, base, work.out, chosen, quantization(scheme))
-    return {
-        "method": scheme.method,
-        "format": "awq",
-        "layers": chosen,
-        "count": len(chosen),
-        "skipped": skipped,
-        "losses": {},
-        "tokens_used": int(rows.numel()),
-        "notes": [f"autoawq {VERSION} has ended upstream; llm-compressor replaced it (library: llmcompressor)"],
-        "scheme": dataclasses.asdict(scheme),
-    }
+    told: Json = {"method": scheme.method, "scheme": dataclasses.asdict(scheme)}
+    told["notes"] = [f"autoawq {VERSION} has ended upstream; llm-compressor replaced it (library: llmcompressor)"]
+    return checkpoint.record("awq", (chosen, skipped), rows, **told)
 
 
 def quantize(model: Any, scheme: Scheme, rows: Any, work: Work) -> None:

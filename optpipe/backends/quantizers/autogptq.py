@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from optpipe.backends.quantizers import checkpoint, legacy
-from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, grouped_problems
+from optpipe.backends.quantizers.scheme import OUTPUT_HEAD, Block, grouped_problems
 from optpipe.errors import Problem
 from optpipe.records import Json
 from optpipe.worker import Failure
@@ -21,11 +21,9 @@ VERSION = "0.7.1"
 
 
 @dataclass(frozen=True)
-class AutoGptq:
+class AutoGptq(Block):
     """GPTQ by auto-gptq 0.7.1, which has ended upstream: for what was made with it. GPTQModel replaced it."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True
 
     library: Literal["autogptq"]
@@ -71,17 +69,9 @@ def run(options: Json, work: Work) -> Json:
     chosen, skipped = checkpoint.choose(model, OUTPUT_HEAD)
     quantize(model, scheme, rows, work)
     legacy.save(model, base, work.out, chosen, quantization(scheme))
-    return {
-        "method": scheme.method,
-        "format": "gptq",
-        "layers": chosen,
-        "count": len(chosen),
-        "skipped": skipped,
-        "losses": {},
-        "tokens_used": int(rows.numel()),
-        "notes": [f"auto-gptq {VERSION} has ended upstream; GPTQModel replaced it (library: gptqmodel)"],
-        "scheme": dataclasses.asdict(scheme),
-    }
+    told: Json = {"method": scheme.method, "scheme": dataclasses.asdict(scheme)}
+    told["notes"] = [f"auto-gptq {VERSION} has ended upstream; GPTQModel replaced it (library: gptqmodel)"]
+    return checkpoint.record("gptq", (chosen, skipped), rows, **told)
 
 
 def quantize(model: Any, scheme: Scheme, rows: Any, work: Work) -> None:

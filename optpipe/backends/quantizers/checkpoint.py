@@ -106,6 +106,14 @@ def choose_in(base: Path, ignore: Sequence[str | Select]) -> tuple[list[str], li
     return chosen, skipped
 
 
+def record(form: str, modules: tuple[Sequence[str], Sequence[str]], rows: Any, **more: Json) -> Json:
+    """What every quantize job says: `modules` are those that it chose and those that it skipped; `more` is its own."""
+    chosen, skipped = modules
+    counted = 0 if rows is None else int(rows.numel())
+    found: Json = {"format": form, "layers": chosen, "count": len(chosen), "skipped": skipped, "losses": {}}
+    return {**found, "tokens_used": counted, "notes": [], **more}
+
+
 def tokens(work: Work) -> Any:
     """Calibration ids, int64 [rows, length]."""
     import numpy

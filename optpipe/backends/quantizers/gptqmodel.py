@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.backends.quantizers import checkpoint
-from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, Select, grouped_problems, read
+from optpipe.backends.quantizers.scheme import OUTPUT_HEAD, Block, Select, grouped_problems, read
 from optpipe.errors import Problem
 from optpipe.records import Json
 
@@ -28,11 +28,8 @@ KEPT_KEYS = ("bits", "group_size", "sym", "desc_act", "lm_head", "quant_method",
 
 
 @dataclass(frozen=True)
-class GptqModelGptq:
+class GptqModelGptq(Block):
     """GPTQ by GPTQModel, in GPTQ's own format, which vLLM, SGLang and ONNX Runtime GenAI read."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     library: Literal["gptqmodel"]
     """Who quantizes."""
@@ -82,21 +79,13 @@ def run(options: Json, work: Work) -> Json:
     model = load(base, scheme, skipped)
     samples = [{"input_ids": row[None], "attention_mask": row.new_ones(1, len(row))} for row in rows]
     with watched(model, work):
-        told = model.quantize(samples, batch_size=1, calibration_sort=None)
+        log = model.quantize(samples, batch_size=1, calibration_sort=None)
     model.save(str(work.out))
     finish(base, work.out)
     checkpoint.check_quantized(work.out, chosen)
-    return {
-        "method": scheme.method,
-        "format": "gptq",
-        "layers": chosen,
-        "count": len(chosen),
-        "skipped": skipped,
-        "losses": losses(told.get("gptq", []), chosen),
-        "tokens_used": int(rows.numel()),
-        "notes": [],
-        "scheme": dataclasses.asdict(scheme),
-    }
+    told: Json = {"method": scheme.method, "scheme": dataclasses.asdict(scheme)}
+    told["losses"] = losses(log.get("gptq", []), chosen)
+    return checkpoint.record("gptq", (chosen, skipped), rows, **told)
 
 
 def load(base: Path, scheme: Scheme, skipped: list[str]) -> Any:

@@ -12,6 +12,7 @@ from optpipe.backends.quantizers.checkpoint import (
     check_quantized,
     choose,
     prepare,
+    record,
     refuse_quantized,
     refuse_tied,
     tokens,
@@ -48,17 +49,9 @@ def quantize(scheme: schemes.Scheme, work: Work) -> Json:
     check_quantized(work.out, chosen)
     config = json.loads((work.out / "config.json").read_text(encoding="utf-8"))
     experts = notes.coverage.record(rounded=by_gptq(scheme))
-    return {
-        "method": scheme.method,
-        "format": str(config["quantization_config"]["format"]),
-        "layers": chosen,
-        "count": len(chosen),
-        "skipped": skipped,
-        "losses": notes.losses,
-        "tokens_used": 0 if rows is None else int(rows.numel()),
-        "experts": experts,
-        "notes": [*sentences(experts), *notes.sentences],
-    }
+    told: Json = {"method": scheme.method, "experts": experts, "losses": notes.losses}
+    told["notes"] = [*sentences(experts), *notes.sentences]
+    return record(str(config["quantization_config"]["format"]), (chosen, skipped), rows, **told)
 
 
 def load(base: Path) -> Any:

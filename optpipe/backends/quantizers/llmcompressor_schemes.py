@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, Select
-from optpipe.records import Json
+from optpipe.backends.quantizers.scheme import OUTPUT_HEAD, Block, Select
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(Block):
     """GPTQ: weights rounded column by column, each column's error spread over those still to come."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     method: Literal["gptq"] = "gptq"
     """Second-order weight quantization (https://arxiv.org/abs/2210.17323); activations stay bf16."""
@@ -35,11 +31,8 @@ class Gptq:
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(Block):
     """AWQ: channels scaled by what their activations weigh, then rounded to nearest."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     method: Literal["awq"] = "awq"
     """Activation-aware weight quantization (https://arxiv.org/abs/2306.00978); activations stay bf16."""
@@ -60,11 +53,9 @@ class Awq:
 
 
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(Block):
     """SmoothQuant: activation outliers moved into the weights, then both in INT8 (W8A8)."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     bits: ClassVar[int] = 8
 
     method: Literal["smoothquant"] = "smoothquant"
@@ -82,10 +73,9 @@ class SmoothQuant:
 
 
 @dataclass(frozen=True)
-class Int8:
+class Int8(Block):
     """INT8 W8A8: weights rounded to nearest per channel, activations per token as they come."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
     needs_calibration: ClassVar[bool] = False
     bits: ClassVar[int] = 8
 
@@ -98,10 +88,9 @@ class Int8:
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8(Block):
     """FP8 (E4M3) W8A8: weights rounded to nearest per channel, activations per token as they come."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
     needs_calibration: ClassVar[bool] = False
     bits: ClassVar[int] = 8
 
@@ -113,12 +102,10 @@ class Fp8:
     """Who quantizes."""
 
 
-
 @dataclass(frozen=True)
-class Rtn:
+class Rtn(Block):
     """Weights rounded to nearest, activations as they are: no calibration, seconds of work."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
     needs_calibration: ClassVar[bool] = False
 
     method: Literal["rtn"] = "rtn"
@@ -136,11 +123,8 @@ class Rtn:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(Block):
     """4-bit weights in most layers, INT8 W8A8 in those that a selector names; all rounded by GPTQ."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     method: Literal["mixed"] = "mixed"
     """Two schemes in one checkpoint: the layers that suffer most keep 8 bits."""
@@ -163,11 +147,8 @@ class Mixed:
 
 
 @dataclass(frozen=True)
-class AwqGptq:
+class AwqGptq(Block):
     """AWQ followed by GPTQ: channels scaled by AWQ, then the scaled weights rounded column by column."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     method: Literal["awq-gptq"] = "awq-gptq"
     """AWQ's search, then GPTQ on the text seen through the scaled model; the time of both."""
@@ -192,11 +173,9 @@ class AwqGptq:
 
 
 @dataclass(frozen=True)
-class Nvfp4:
+class Nvfp4(Block):
     """NVFP4 W4A4: 4-bit floats in groups of 16 with an FP8 scale, weights and activations alike."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     bits: ClassVar[int] = 4
 
     method: Literal["nvfp4"] = "nvfp4"
@@ -208,10 +187,9 @@ class Nvfp4:
 
 
 @dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(Block):
     """MXFP4 W4A4: 4-bit floats in groups of 32 whose scale is a power of two, weights and activations alike."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
     needs_calibration: ClassVar[bool] = False
     bits: ClassVar[int] = 4
 
@@ -224,11 +202,9 @@ class Mxfp4:
 
 
 @dataclass(frozen=True)
-class AutoRound:
+class AutoRound(Block):
     """AutoRound: rounding and clipping learned layer by layer with signed gradient descent."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True
 
     method: Literal["autoround"] = "autoround"
@@ -248,11 +224,8 @@ class AutoRound:
 
 
 @dataclass(frozen=True)
-class SpinQuant:
+class SpinQuant(Block):
     """SpinQuant: weights turned by Hadamard rotations that cancel out, which spreads outliers, then rounded."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     method: Literal["spinquant"] = "spinquant"
     """Rotations R1 and R2, not learned (https://arxiv.org/abs/2405.16406), folded into the weights: nothing at
@@ -276,8 +249,10 @@ class SpinQuant:
 Grouped = Gptq | Awq | Rtn | Mixed | AwqGptq | AutoRound | SpinQuant
 """Methods with `bits` and `group_size`, whose activations stay as they are (in most layers)."""
 
+
 Rounded = Gptq | SmoothQuant | Mixed | AwqGptq | SpinQuant
 """Methods whose weights GPTQ can round."""
+
 
 Scheme = Gptq | Awq | SmoothQuant | Int8 | Fp8 | Rtn | Mixed | AwqGptq | Nvfp4 | Mxfp4 | AutoRound | SpinQuant
 """The closed union that a recipe's `checkpoints:` block is read into, told apart by `method`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from optpipe.backends.quantizers import checkpoint
-from optpipe.backends.quantizers.scheme import CONFIG, OUTPUT_HEAD, Select, grouped_problems, read
+from optpipe.backends.quantizers.scheme import OUTPUT_HEAD, Block, Select, grouped_problems, read
 from optpipe.errors import Problem
 from optpipe.records import Json
 
@@ -26,11 +26,8 @@ OWN_CONFIG = "hf_quant_config.json"
 
 
 @dataclass(frozen=True)
-class ModelOptAwq:
+class ModelOptAwq(Block):
     """INT4 AWQ by ModelOpt: channels scaled by what their activations weigh, then rounded to nearest."""
-
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
 
     library: Literal["modelopt"]
     """Who quantizes."""
@@ -47,11 +44,9 @@ class ModelOptAwq:
 
 
 @dataclass(frozen=True)
-class ModelOptSmoothQuant:
+class ModelOptSmoothQuant(Block):
     """SmoothQuant by ModelOpt: INT8 weights per channel, INT8 activations with one scale per layer."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     bits: ClassVar[int] = 8
 
     library: Literal["modelopt"]
@@ -66,11 +61,9 @@ class ModelOptSmoothQuant:
 
 
 @dataclass(frozen=True)
-class ModelOptFp8:
+class ModelOptFp8(Block):
     """FP8 (E4M3) by ModelOpt: one scale per layer for weights and one for activations, both fixed."""
 
-    __pydantic_config__: ClassVar[Json] = CONFIG
-    needs_calibration: ClassVar[bool] = True
     bits: ClassVar[int] = 8
 
     library: Literal["modelopt"]
@@ -119,17 +112,8 @@ def run(options: Json, work: Work) -> Json:
     quantize(model, scheme, chosen, rows, work)
     export(model, base, work.out)
     checkpoint.check_quantized(work.out, chosen)
-    return {
-        "method": scheme.method,
-        "format": "modelopt",
-        "layers": chosen,
-        "count": len(chosen),
-        "skipped": skipped,
-        "losses": {},
-        "tokens_used": int(rows.numel()),
-        "notes": [],
-        "scheme": dataclasses.asdict(scheme),
-    }
+    told: Json = {"method": scheme.method, "scheme": dataclasses.asdict(scheme)}
+    return checkpoint.record("modelopt", (chosen, skipped), rows, **told)
 
 
 def load(base: Path) -> Any:

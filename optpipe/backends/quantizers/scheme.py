@@ -17,6 +17,14 @@ OUTPUT_HEAD = ("lm_head",)
 """What stays in bf16 by default."""
 
 
+class Block:
+    """The base of every scheme: frozen dataclasses, one a method of a library, with `library` and `method`."""
+
+    __pydantic_config__: ClassVar[Json] = CONFIG
+    needs_calibration: ClassVar[bool] = True
+    """Whether it is made with calibration text."""
+
+
 @dataclass(frozen=True)
 class Select:
     """A selector of modules that says how many it must match."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, AsJson, RecipePath, Set
+from optpipe.cli.shared import DEFAULT_ARTIFACTS, Artifacts, AsJson, RecipePath, Set, end_like_ctrl_c
 
 if TYPE_CHECKING:
     from optpipe.build import Built
@@ -44,7 +43,7 @@ def build(
     from optpipe.recipe.load import load
     from optpipe.summary import NOTHING
 
-    signal.signal(signal.SIGTERM, interrupted)
+    end_like_ctrl_c()
     try:
         built = run_build(
             load(recipe, tuple(overrides or ())), artifacts, tuple(require or ()), allow_commands=allow_commands
@@ -57,10 +56,6 @@ def build(
     else:
         show(built)
     raise typer.Exit(EXIT_CODES[built.verdict])
-
-
-def interrupted(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def show(built: Built) -> None:

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from optpipe.cli.shared import DEFAULT_ARTIFACTS, AllowUnsigned, Artifacts, Identity, Issuer, Key, Where
+from optpipe.cli.shared import (
+    DEFAULT_ARTIFACTS,
+    AllowUnsigned,
+    Artifacts,
+    Identity,
+    Issuer,
+    Key,
+    Where,
+    end_like_ctrl_c,
+)
 
 
 def serve(
@@ -24,6 +33,7 @@ def serve(
     from optpipe.proofs import load_policy
     from optpipe.serve import serve_bundle
 
+    end_like_ctrl_c()
     policy = load_policy(key, identity, issuer, allow_unsigned=allow_unsigned)
     where, cache = registry or str(artifacts / "registry"), artifacts.absolute() / "cache"
     raise typer.Exit(serve_bundle(reference, where, policy, (host, port), cache))

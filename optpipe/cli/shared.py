@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,6 +46,15 @@ AllowUnsigned = Annotated[
     bool, typer.Option("--allow-unsigned", help="Take what nobody signed who is trusted here, with a warning.")
 ]
 DEFAULT_ARTIFACTS = Path("artifacts")
+
+
+def end_like_ctrl_c() -> None:
+    """SIGTERM, as batch systems and container runtimes send it, ends a command as Ctrl-C does, with all it started."""
+    signal.signal(signal.SIGTERM, interrupted)
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:

@@ -23,8 +23,15 @@ PLATFORMS: dict[str, Callable[[Facts], Files]] = {
 
 def manifests(platform: str, facts: Facts) -> Files:
     """Every file of a platform, and a page that says where each number comes from."""
-    found = PLATFORMS[platform](facts)
+    found = {name: marked(name, text, facts) for name, text in PLATFORMS[platform](facts).items()}
     return {**found, "README.md": page(platform, facts, found)}
+
+
+def marked(name: str, text: str, facts: Facts) -> str:
+    """A file that says in its first lines what has not been seen of its engine."""
+    if name.endswith(".json"):
+        return text  # it has a description
+    return "".join(f"# {note}\n" for note in facts.server.unseen) + text
 
 
 __all__ = ["PLATFORMS", "Facts", "Number", "Wish", "manifests", "read"]

@@ -9,13 +9,13 @@ from optpipe.deploy.facts import Facts
 
 
 def files(facts: Facts) -> dict[str, str]:
+    seen = monitoring.Seen(facts, 'job="engine"', balancer=True)
     return {
         "compose.yaml": parts.text(project(facts)),
-        "vllm.yaml": parts.engine_yaml(facts),
+        **parts.engine_files(facts),
         "haproxy.cfg": parts.haproxy(facts, f"server engine engine:{parts.PORT}"),
-        "prometheus.yml": monitoring.scrape({"engine": "engine", "balancer": "balancer"}),
-        "rules.yml": monitoring.rules(facts),
-        "dashboard.json": monitoring.dashboard(facts),
+        "prometheus.yml": monitoring.scrape(seen),
+        **monitoring.files(seen),
     }
 
 
@@ -26,8 +26,8 @@ def project(facts: Facts) -> dict[str, Any]:
             "pull": {
                 "image": facts.optpipe_image,
                 "command": parts.pull(facts),
-                "environment": {"OPTPIPE_TRUST": "/trust.toml", "OPTPIPE_HOME": "/model/.optpipe"},
-                "volumes": ["model:/model", "./trust.toml:/trust.toml:ro"],
+                "environment": {**parts.TRUST, "OPTPIPE_HOME": "/model/.optpipe"},
+                "volumes": ["model:/model", "./trust.toml:/trust/trust.toml:ro"],
             },
             "engine": engine(facts),
             "balancer": {
@@ -50,13 +50,15 @@ def project(facts: Facts) -> dict[str, Any]:
 
 
 def engine(facts: Facts) -> dict[str, Any]:
-    """vLLM with the confirmed settings; GPUs where it has any, else the cores that were measured."""
+    """The engine with the confirmed settings; GPUs where it has any, else the cores that were measured."""
+    config = [f"./{name}:/config/{name}:ro" for name in parts.engine_files(facts)]
+    trust = ["./trust.toml:/trust/trust.toml:ro"] if facts.server.own_image else []
     found: dict[str, Any] = {
         "image": facts.image,
         "entrypoint": parts.command(facts),
-        "environment": dict(sorted(facts.environment.items())),
+        "environment": {one["name"]: one["value"] for one in parts.environment(facts)},
         "depends_on": {"pull": {"condition": "service_completed_successfully"}},
-        "volumes": ["model:/model:ro", f"./vllm.yaml:{parts.CONFIG}:ro"],
+        "volumes": ["model:/model:ro", *config, *trust],
         "shm_size": "2gb",
         "stop_grace_period": f"{parts.DRAIN_S}s",
         "labels": facts.annotations,
@@ -65,7 +67,7 @@ def engine(facts: Facts) -> dict[str, Any]:
             "interval": "10s",
             "timeout": "5s",
             "retries": 3,
-            "start_period": f"{parts.LOAD_S}s",
+            "start_period": f"{facts.server.load_s}s",
         },
     }
     if facts.gpus:

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from optpipe import __version__
-from optpipe.backends.engines import file_of
+from optpipe.backends.engines import ENGINES, file_of
 from optpipe.backends.engines.files import elsewhere
+from optpipe.deploy.servers import Server, server
 from optpipe.errors import InputError
 from optpipe.records import Json, LoadFigures, from_json
 from optpipe.rundir import read_json, readable
@@ -26,8 +27,6 @@ QUEUE = 2
 UTILISATION = 0.7
 """Share of the capacity at which another instance is started."""
 IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
-IMAGES = {"cuda": "vllm/vllm-openai:v{version}"}
-"""Of the engine's own project; it publishes none of this kind for every CPU, so there one is named."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class Facts:
 
     name: str
     digest: str
-    engine: str
     version: str
+    server: Server
     settings: Json
     environment: Mapping[str, str]
     image: str
@@ -86,6 +85,11 @@ class Facts:
         return math.ceil(self[name])
 
     @property
+    def model(self) -> str:
+        """The model's folder in every container; some engines call the model as its folder is called."""
+        return f"/model/{self.name}"
+
+    @property
     def annotations(self) -> dict[str, str]:
         """Every number as an annotation, so that what runs says what it rests on."""
         return {
@@ -102,53 +106,53 @@ def read(folder: Path, digest: str, wish: Wish) -> Facts:
 
 def _read(folder: Path, digest: str, wish: Wish) -> Facts:
     about = read_json(folder / "optpipe.json")
-    engine = str(about["target"]["engine"])
-    if engine != "vllm":
-        hint = "publish a candidate of a vllm target, or serve this one with `optpipe serve`"
-        raise InputError(f"{engine} has no manifests yet", place=str(wish.reference), hint=hint)
-    needs = about["requirements"]
+    engine, needs = str(about["target"]["engine"]), about["requirements"]
     version = str(about["target"]["version"]).partition("+")[0]
+    runs = server(engine, version, built=about.get("compiled") is not None)
     settings = dict(yaml.safe_load((folder / file_of(engine)).read_text(encoding="utf-8")) or {})
     recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
     numbers = numbers_of(about, recipe, *measured(folder, str(about["candidate"])), wish)
-    settings["max-num-queued-reqs"] = int(numbers["in_flight"].value + numbers["queue"].value)
+    if runs.limits_queue:
+        settings["max-num-queued-reqs"] = int(numbers["in_flight"].value + numbers["queue"].value)
+    optpipe_image = wish.optpipe_image or f"optpipe:{__version__}"
     return Facts(
         name=str(about["name"]),
         digest=digest,
-        engine=engine,
         version=version,
-        settings=settings,
-        environment=elsewhere(about["target"]["environment"]),
-        image=image(needs["platform"], version, wish),
-        optpipe_image=wish.optpipe_image or f"optpipe:{__version__}",
+        server=runs,
+        settings={**dict(sorted(settings.items())), **runs.settings},
+        environment=environment(about["target"]["environment"], runs),
+        image=wish.image or optpipe_image if runs.own_image else image(needs["platform"], version, runs, wish),
+        optpipe_image=optpipe_image,
         reference=f"{about['name']}@{digest}",
         registry=wish.registry,
-        gpus=gpus(settings) if needs["platform"] == "cuda" else 0,
+        gpus=int(needs["parallelism"]["devices"]) if needs["platform"] == "cuda" and not runs.own_image else 0,
         labels=labels(needs),
         numbers=numbers,
         prefill=wish.prefill,
-        notes=notes(wish, recipe),
+        notes=(*ENGINES[engine].NOTES, *notes(wish, recipe, runs, version)),
     )
 
 
-def image(platform: str, version: str, wish: Wish) -> str:
+def environment(told: Mapping[str, Any], runs: Server) -> dict[str, str]:
+    """The variables that the engine was measured with; not where this machine has optpipe's own modules."""
+    kept = {name: value for name, value in elsewhere(told).items() if value != "{source}"}
+    return {} if runs.own_image else kept
+
+
+def image(platform: str, version: str, runs: Server, wish: Wish) -> str:
     if wish.image and not IMAGE.fullmatch(wish.image):
         hint = "e.g. registry.example.com/vllm-openai:v0.11.0, or NAME@sha256:..."
         raise InputError(f"{wish.image!r} cannot be the name of an image", place="--image", hint=hint)
     if wish.image:
         return wish.image
-    if platform not in IMAGES:
+    if platform not in runs.images:
         raise InputError(
-            f"there is no known image of vLLM {version} for this processor",
+            f"there is no known image of {runs.title} {version} for this processor",
             place="--image",
             hint="name one that you built or mirror, by digest if you can",
         )
-    return IMAGES[platform].format(version=version)
-
-
-def gpus(settings: Mapping[str, Any]) -> int:
-    sizes = (settings.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
-    return math.prod(int(size) for size in sizes)
+    return runs.images[platform].format(version=version)
 
 
 def labels(needs: Json) -> dict[str, str]:
@@ -172,12 +176,20 @@ def measured(folder: Path, candidate: str) -> tuple[LoadFigures, str]:
     raise InputError("its records hold no load", place=str(folder), hint="build it with an engine that can serve it")
 
 
-def notes(wish: Wish, recipe: Json) -> tuple[str, ...]:
+def notes(wish: Wish, recipe: Json, runs: Server, version: str) -> tuple[str, ...]:
     found = []
     if wish.peak_rps is None:
         found.append("no peak was given (--peak-rps), so one instance is the least")
     if recipe["load"].get("scenario") != "steady":
         found.append("the load that was measured was not steady: read its figures before you size by them")
+    if lacking := ", ".join(runs.metrics.lacking):
+        text = f"{runs.title} {version} does not tell Prometheus {lacking}"
+        found.append(f"{text}: there is no alert, panel or scaling by it but what the balancer sees")
+    if runs.own_image:
+        found.append(
+            f"{wish.optpipe_image or f'optpipe:{__version__}'} must hold the engine's toolchain "
+            "(`optpipe toolchain install onnxruntime-cpu`), else each start installs it from your index"
+        )
     return tuple(found)
 
 

@@ -10,10 +10,11 @@ from optpipe.deploy.kubernetes import engine_config
 
 
 def files(facts: Facts) -> dict[str, str]:
+    """There is no balancer of ours: KServe's ingress counts answers, in words of its own."""
+    seen = monitoring.Seen(facts, f'pod=~"{facts.name}-predictor-.*"', balancer=False)
     return {
-        "inferenceservice.yaml": parts.text(engine_config(facts), inference_service(facts)),
-        "rules.yml": monitoring.rules(facts),
-        "dashboard.json": monitoring.dashboard(facts),
+        "inferenceservice.yaml": parts.text(*engine_config(facts), inference_service(facts)),
+        **monitoring.files(seen),
     }
 
 
@@ -23,7 +24,8 @@ def inference_service(facts: Facts) -> dict[str, Any]:
     `containerConcurrency` is what one instance was measured with; Knative queues beyond it and scales on it.
     """
     pod = parts.pod(facts)
-    pod["containers"] = [{**pod["containers"][0], "name": "kserve-container"}]
+    ports = [{"name": "http1", "containerPort": parts.PORT}]  # Knative takes no other name for HTTP/1.1
+    pod["containers"] = [{**pod["containers"][0], "name": "kserve-container", "ports": ports}]
     predictor = {
         "minReplicas": facts.whole("replicas"),
         "maxReplicas": facts.whole("max_replicas"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+import yaml
 
 from optpipe.deploy import monitoring, parts
 from optpipe.deploy.facts import Facts
@@ -11,19 +14,22 @@ QUIET_S = 1800
 """Seconds of less load before anything is taken away."""
 STEP_PCT, STEP_S = 25, 900
 """At most so much of what runs is taken away within so long."""
-METRIC = "vllm_requests_in_flight"
+ENGINE_METRIC = "requests_in_flight"
 """What scaling reads: requests at work and waiting, per pod, as the adapter's rule makes it."""
+BALANCER_METRIC = "requests_at_balancer"
+"""The same of all pods together, where the engine does not tell them: what the balancer has at work and waiting."""
 
 
 def files(facts: Facts) -> dict[str, str]:
+    seen = monitoring.Seen(facts, f'pod=~"{facts.name}-engine-.*"', balancer=True)
+    watched = monitoring.files(seen)
     return {
-        "deployment.yaml": parts.text(engine_config(facts), deployment(facts), headless(facts)),
+        "deployment.yaml": parts.text(*engine_config(facts), deployment(facts), headless(facts)),
         "balancer.yaml": parts.text(balancer_config(facts), balancer(facts), service(facts)),
         "autoscaling.yaml": parts.text(autoscaler(facts), budget(facts)),
-        "prometheus-rules.yaml": parts.text(prometheus_rule(facts)),
+        "prometheus-rules.yaml": parts.text(prometheus_rule(facts, watched["rules.yml"]), *pod_monitors(facts)),
         "prometheus-adapter-values.yaml": parts.text(adapter(facts)),
-        "rules.yml": monitoring.rules(facts),
-        "dashboard.json": monitoring.dashboard(facts),
+        **watched,
     }
 
 
@@ -36,9 +42,11 @@ def labels(facts: Facts, part: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": facts.name, "app.kubernetes.io/component": part}
 
 
-def engine_config(facts: Facts) -> dict[str, Any]:
-    data = {"vllm.yaml": parts.engine_yaml(facts)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(facts, "engine"), "data": data}
+def engine_config(facts: Facts) -> list[dict[str, Any]]:
+    """The engine's configuration, where it has one beside its model."""
+    data = parts.engine_files(facts)
+    found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(facts, "engine"), "data": data}
+    return [found] if data else []
 
 
 def deployment(facts: Facts) -> dict[str, Any]:
@@ -121,6 +129,10 @@ def service(facts: Facts) -> dict[str, Any]:
 def autoscaler(facts: Facts) -> dict[str, Any]:
     """Out at once above 70 % of the measured capacity; in slowly, and never by much."""
     target = {"type": "AverageValue", "averageValue": f"{round(1000 * facts['scale_at'])}m"}
+    if facts.server.metrics.running:
+        metric: dict[str, Any] = {"type": "Pods", "pods": {"metric": {"name": metric_name(facts)}, "target": target}}
+    else:
+        metric = {"type": "External", "external": {"metric": {"name": metric_name(facts)}, "target": target}}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -129,7 +141,7 @@ def autoscaler(facts: Facts) -> dict[str, Any]:
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{facts.name}-engine"},
             "minReplicas": facts.whole("replicas"),
             "maxReplicas": facts.whole("max_replicas"),
-            "metrics": [{"type": "Pods", "pods": {"metric": {"name": METRIC}, "target": target}}],
+            "metrics": [metric],
             "behavior": {
                 "scaleUp": {
                     "stabilizationWindowSeconds": 0,
@@ -150,29 +162,60 @@ def budget(facts: Facts) -> dict[str, Any]:
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta(facts, "engine"), "spec": spec}
 
 
+def metric_name(facts: Facts) -> str:
+    """What scaling reads; the balancer's is of one model alone, so it has its name."""
+    if facts.server.metrics.running:
+        return ENGINE_METRIC
+    return f"{re.sub(r'[^a-z0-9]', '_', facts.name)}_{BALANCER_METRIC}"
+
+
 def adapter(facts: Facts) -> dict[str, Any]:
-    """Values for the prometheus-adapter's chart: requests at work and waiting as a metric of each pod."""
-    query = (
-        "sum by (<<.GroupBy>>) (vllm:num_requests_running{<<.LabelMatchers>>})"
-        " + sum by (<<.GroupBy>>) (vllm:num_requests_waiting{<<.LabelMatchers>>})"
-    )
+    """Values for the prometheus-adapter's chart: requests at work and waiting, of each pod, or of the balancer."""
+    running, waiting = facts.server.metrics.running, facts.server.metrics.waiting
+    if running is None:
+        own = f'proxy="engines",pod=~"{facts.name}-balancer-.*"'
+        names = ("haproxy_backend_current_sessions", "haproxy_backend_current_queue")
+        rule = {
+            "seriesQuery": f'{names[0]}{{{own},namespace!=""}}',
+            "resources": {"overrides": {"namespace": {"resource": "namespace"}}},
+            "name": {"as": metric_name(facts)},
+            "metricsQuery": " + ".join(f"sum({name}{{<<.LabelMatchers>>,{own}}})" for name in names),
+        }
+        return {"rules": {"external": [rule]}}
+    own = f'model_name="{facts.name}"' if facts.server.metrics.named else f'pod=~"{facts.name}-engine-.*"'
+    query = " + ".join(f"sum by (<<.GroupBy>>) ({name}{{<<.LabelMatchers>>}})" for name in (running, waiting))
     rule = {
-        "seriesQuery": f'vllm:num_requests_running{{model_name="{facts.name}",namespace!="",pod!=""}}',
+        "seriesQuery": f'{running}{{{own},namespace!="",pod!=""}}',
         "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
-        "name": {"as": METRIC},
+        "name": {"as": metric_name(facts)},
         "metricsQuery": query,
     }
     return {"rules": {"custom": [rule]}}
 
 
-def prometheus_rule(facts: Facts) -> dict[str, Any]:
-    """The same rules for the Prometheus operator."""
-    import yaml
+# ---------------------------------------------------------------- what is watched
 
-    spec = yaml.safe_load(monitoring.rules(facts))
+
+def pod_monitors(facts: Facts) -> list[dict[str, Any]]:
+    """What the Prometheus operator scrapes: every engine that tells anything, and the balancer."""
+    path = facts.server.metrics.path
+    engine = [("engine", {"port": "http", "path": path})] if path else []
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": meta(facts, part),
+            "spec": {"selector": {"matchLabels": labels(facts, part)}, "podMetricsEndpoints": [endpoint]},
+        }
+        for part, endpoint in [*engine, ("balancer", {"port": "metrics", "path": "/metrics"})]
+    ]
+
+
+def prometheus_rule(facts: Facts, rules: str) -> dict[str, Any]:
+    """The same rules for the Prometheus operator."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": meta(facts, "rules"),
-        "spec": spec,
+        "spec": yaml.safe_load(rules),
     }

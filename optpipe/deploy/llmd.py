@@ -7,15 +7,22 @@ from typing import Any
 from optpipe.deploy import monitoring, parts
 from optpipe.deploy.facts import Facts
 from optpipe.deploy.kubernetes import engine_config
+from optpipe.errors import InputError
 
 SCORERS = ({"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer"}, {"type": "prefix-cache-scorer"})
 
 
 def files(facts: Facts) -> dict[str, str]:
+    if facts.server.title != "vLLM":
+        raise InputError(
+            f"llm-d serves with vLLM, whose metrics its scheduler reads, and not with {facts.server.title}",
+            place="--for",
+            hint="--for kubernetes or kserve, or publish a candidate of a vllm target",
+        )
+    seen = monitoring.Seen(facts, f'pod=~"{facts.name}-.*"', balancer=False)
     return {
-        "llminferenceservice.yaml": parts.text(engine_config(facts), service(facts)),
-        "rules.yml": monitoring.rules(facts),
-        "dashboard.json": monitoring.dashboard(facts),
+        "llminferenceservice.yaml": parts.text(*engine_config(facts), service(facts)),
+        **monitoring.files(seen),
     }
 
 
@@ -51,7 +58,7 @@ def workload(facts: Facts) -> dict[str, Any]:
     words = parts.command(facts, "/mnt/models")
     mounts = [mount for mount in found["volumeMounts"] if mount["name"] != "model"]
     main = {**found, "name": "main", "command": words[:1], "args": words[1:], "volumeMounts": mounts}
-    volumes = [volume for volume in parts.pod(facts)["volumes"] if volume["name"] in ("config", "shared-memory")]
+    volumes = [volume for volume in parts.volumes(facts) if volume["name"] in ("config", "shared-memory")]
     selector = {"nodeSelector": dict(facts.labels)} if facts.labels else {}
     return {**selector, "containers": [main], "volumes": volumes}
 

@@ -8,11 +8,9 @@ import yaml
 
 from optpipe.deploy.facts import Facts
 
-MODEL = "/model/files"
-CONFIG = "/config/vllm.yaml"
 PORT, BALANCER, METRICS = 8000, 8080, 8404
-LOAD_S = 900
-"""Seconds that an engine may take to load its model before it counts as broken."""
+TRUST = {"OPTPIPE_TRUST": "/trust/trust.toml"}
+"""Whose signatures count, where optpipe itself runs."""
 DRAIN_S = 120
 """Seconds that answers under way get when an instance goes."""
 
@@ -22,26 +20,34 @@ def text(*documents: Any) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=110)
 
 
-def engine_yaml(facts: Facts) -> str:
-    """What `vllm serve --config` reads: the settings that were confirmed, and the queue's limit."""
-    head = "# The settings that were confirmed; max-num-queued-reqs is what waits and runs before vLLM says 503.\n"
-    return head + yaml.safe_dump(dict(sorted(facts.settings.items())), sort_keys=False)
+def engine_files(facts: Facts) -> dict[str, str]:
+    """{name: text} of what the engine reads beside its model: the settings that were confirmed."""
+    if facts.server.file is None:
+        return {}
+    settings = yaml.safe_dump(facts.settings, sort_keys=False)
+    return {facts.server.file: f"# {facts.server.told}\n{settings}"}
 
 
-def command(facts: Facts, model: str = MODEL) -> list[str]:
+def command(facts: Facts, model: str | None = None) -> list[str]:
     """The engine's command in its image."""
-    where = ["--host", "0.0.0.0", "--port", str(PORT)]
-    return ["vllm", "serve", model, "--config", CONFIG, "--served-model-name", facts.name, *where]
+    values = {
+        "{model}": model or facts.model,
+        "{config}": f"/config/{facts.server.file}",
+        "{name}": facts.name,
+        "{port}": str(PORT),
+    }
+    return [values.get(word, word) for word in facts.server.command]
 
 
 def pull(facts: Facts) -> list[str]:
     """Brings the version, by its digest, verified; its signer must be trusted by OPTPIPE_TRUST."""
     registry = ["--registry", facts.registry] if facts.registry else []
-    return ["optpipe", "pull", facts.reference, MODEL, *registry]
+    return ["optpipe", "pull", facts.reference, facts.model, *registry]
 
 
 def environment(facts: Facts) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in sorted(facts.environment.items())]
+    known = {**facts.environment, **(TRUST if facts.server.own_image else {})}
+    return [{"name": name, "value": value} for name, value in sorted(known.items())]
 
 
 def haproxy(facts: Facts, server: str, resolvers: str = "") -> str:
@@ -81,6 +87,13 @@ def container(facts: Facts) -> dict[str, Any]:
     if facts.gpus:
         resources["nvidia.com/gpu"] = str(facts.gpus)
     health = {"httpGet": {"path": "/health", "port": PORT}}
+    mounts: list[dict[str, Any]] = [
+        {"name": "model", "mountPath": "/model", "readOnly": True},
+        {"name": "config", "mountPath": "/config", "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": "trust", "mountPath": "/trust", "readOnly": True},
+    ]
+    used = {volume["name"] for volume in volumes(facts)} - (set() if facts.server.own_image else {"trust"})
     return {
         "name": "engine",
         "image": facts.image,
@@ -89,15 +102,22 @@ def container(facts: Facts) -> dict[str, Any]:
         "env": environment(facts),
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": LOAD_S // 5},
+        "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": facts.server.load_s // 5},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {**health, "periodSeconds": 15, "failureThreshold": 4},
-        "volumeMounts": [
-            {"name": "model", "mountPath": "/model", "readOnly": True},
-            {"name": "config", "mountPath": "/config", "readOnly": True},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
+        "volumeMounts": [mount for mount in mounts if mount["name"] in used],
     }
+
+
+def volumes(facts: Facts) -> list[dict[str, Any]]:
+    """What the containers of a pod share or are given."""
+    config: dict[str, Any] = {"name": "config", "configMap": {"name": f"{facts.name}-engine"}}
+    return [
+        {"name": "model", "emptyDir": {}},
+        *([config] if facts.server.file else []),
+        {"name": "trust", "configMap": {"name": "optpipe-trust"}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+    ]
 
 
 def pod(facts: Facts) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def pod(facts: Facts) -> dict[str, Any]:
                 "command": pull(facts)[:1],
                 "args": pull(facts)[1:],
                 "env": [
-                    {"name": "OPTPIPE_TRUST", "value": "/trust/trust.toml"},
+                    *({"name": name, "value": value} for name, value in TRUST.items()),
                     {"name": "OPTPIPE_HOME", "value": "/model/.optpipe"},
                 ],
                 "volumeMounts": [
@@ -124,10 +144,5 @@ def pod(facts: Facts) -> dict[str, Any]:
             }
         ],
         "containers": [container(facts)],
-        "volumes": [
-            {"name": "model", "emptyDir": {}},
-            {"name": "config", "configMap": {"name": f"{facts.name}-engine"}},
-            {"name": "trust", "configMap": {"name": "optpipe-trust"}},
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
-        ],
+        "volumes": volumes(facts),
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ from optpipe.errors import InputError
 from optpipe.model.hardware import this_machine
 from optpipe.serve import toolchain_for
 from optpipe.toolchains import Interpreter, get
-from tests.fakes.place import Done, Place
+from tests.fakes.place import Done, Place, wait_for
+from tests.unit.test_deploy import free_port
 
 TRT: dict[str, Any] = {"engine": "tensorrt_llm", "max_model_len": 512}
 FP8 = {"method": "fp8"}
@@ -181,6 +185,65 @@ def test_a_bundle_of_another_engine_carries_a_configuration_marked_unmeasured(bu
     if path.exists():
         text = path.read_text()
         assert "# unmeasured" in text and "not run on hardware here" in text and yaml.safe_load(text)["max_num_tokens"]
+
+
+# ---------------------------------------------------------------- deployed, served
+
+
+@pytest.mark.parametrize("generation", ["current", "old"])
+def test_what_deploy_writes_starts_the_version(
+    generation: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The command and files of the container, but for where they lie; the stand-in checks each word, key and file."""
+    place, done = request.getfixturevalue(generation)
+    reference = str(place.artifacts / "latest" / "package")
+    told = place.run("deploy", reference, "--for", "compose", "--out", str(tmp_path / "config"), "--image", "trt:1")
+    assert told.code == 0 and "note: not run on hardware here" in told.err, told.err
+    words = yaml.safe_load((tmp_path / "config" / "compose.yaml").read_text())["services"]["engine"]["entrypoint"]
+    assert done.said["winner"].endswith("@trt") and words[0] == "trtllm-serve"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tiny").symlink_to(reference)
+    port = free_port()
+    moved = {"0.0.0.0": "127.0.0.1", "8000": str(port)}
+    argv = [moved.get(w, w) if not w.startswith(("/model/", "/config/")) else f"{tmp_path}{w}" for w in words[1:]]
+    env = place.environment() | {"TRTLLM_NO_USAGE_STATS": "1", "PWD": str(tmp_path)}
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        own = place.pythons["tensorrt_llm"].parent / words[0]
+        server = subprocess.Popen([own, *argv], cwd=tmp_path, env=env, stdout=out, stderr=out)
+    try:
+        assert wait_for(lambda: answers(port, "/health") or server.poll() is not None, 30), log.read_text()
+        assert server.poll() is None, log.read_text()
+        assert '"tiny"' in answers(port, "/v1/models")
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def answers(port: int, path: str) -> str:
+    """The body of an answer, empty while there is none."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return f"{answer.status} {answer.read().decode()}"
+    except OSError:
+        return ""
+
+
+def test_serve_ends_with_sigterm_and_leaves_nothing(current: tuple[Place, Done], tmp_path: Path) -> None:
+    """As a container's runtime ends it: the first process has no default for the signal."""
+    place = current[0].copied(tmp_path / "place")
+    place.on_path = [place.pythons.pop("tensorrt_llm").parent]
+    port = free_port()
+    served = place.command("serve", str(place.artifacts / "latest" / "package"), "--port", str(port))
+    try:
+        assert wait_for(lambda: answers(port, "/health") or served.poll() is not None, 60)
+        served.send_signal(signal.SIGTERM)
+        _, err = served.communicate(timeout=30)
+    finally:
+        served.kill()
+    assert served.returncode == 0 and "stopping" in err, err
+    assert wait_for(lambda: not place.processes() and not place.live(), 15)
 
 
 def test_its_commands_on_path_are_enough(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from jsonschema import Draft7Validator
 
 from optpipe.cli import run as command
 from optpipe.deploy import PLATFORMS, Facts, Wish, manifests, read
-from optpipe.deploy.kubernetes import METRIC
+from optpipe.deploy.kubernetes import ENGINE_METRIC
 from optpipe.errors import InputError
 from optpipe.model import fetching, sources
 from optpipe.stages.package import package
@@ -183,7 +183,7 @@ def test_manifests_hold_the_numbers(facts: Facts) -> None:
     objects = {(d["kind"], d["metadata"]["name"]): d for d in documents(manifests("kubernetes", facts))}
     scaler = objects["HorizontalPodAutoscaler", f"{facts.name}-engine"]["spec"]
     metric = scaler["metrics"][0]["pods"]
-    assert metric["metric"]["name"] == METRIC
+    assert metric["metric"]["name"] == ENGINE_METRIC
     assert metric["target"]["averageValue"] == f"{round(1000 * facts['scale_at'])}m"
     down = scaler["behavior"]["scaleDown"]
     assert down["stabilizationWindowSeconds"] == 1800 and down["policies"][0]["value"] == 25

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.toolchains.trtllm import Wrong, builds, command, release
@@ -23,27 +24,43 @@ def engine_in(model: Path) -> bool:
     return any(model.glob("rank*.engine"))
 
 
-def serve(words: argparse.Namespace) -> list[str]:
+@dataclass(frozen=True)
+class Order:
+    """What is to be served, where, and as what."""
+
+    model: str
+    config: str
+    host: str
+    port: str
+    name: str
+
+
+def words(version: str, order: Order, *, built: bool, tokenizer: str | None = None) -> list[str]:
+    """The words of `trtllm-serve` as a release knows them; up to 1.2 a model is called as its folder is."""
+    old = builds(version)
+    backend = ["--backend", "tensorrt" if built else "pytorch"]
+    file = ["--extra_llm_api_options" if old else "--config", order.config]
+    named = ["--tokenizer", tokenizer or order.model] if old else ["--served_model_name", order.name]
+    return [order.model, *backend, *file, "--host", order.host, "--port", order.port, *named]
+
+
+def serve(said: argparse.Namespace) -> list[str]:
     """The command line of `trtllm-serve`."""
     version = release()
-    old = builds(version)
-    model = Path(words.model).absolute()
-    built = engine_in(model)
-    if built and not old:
+    model = Path(said.model).absolute()
+    built, tokenizer = engine_in(model), str(model)
+    if built and not builds(version):
         raise Wrong(
             f"{model.name} holds an engine, and TensorRT-LLM {version} runs none: engines ended with 1.3.0rc20. "
             "Build the recipe anew: from 1.3 on the checkpoint itself is served"
         )
-    named = [] if old else ["--served_model_name", words.served_model_name]
-    if old:  # the model's name is that of its folder
+    if builds(version):
         here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else None  # the session's folder, which goes with it
-        link = Path(tempfile.mkdtemp(prefix="served-", dir=here)) / words.served_model_name
+        link = Path(tempfile.mkdtemp(prefix="served-", dir=here)) / said.served_model_name
         link.symlink_to(model)
-        named, model = ["--tokenizer", str(model)], link
-    file = ["--extra_llm_api_options" if old else "--config", words.config]
-    place = ["--host", words.host, "--port", words.port]
-    backend = ["--backend", "tensorrt" if built else "pytorch"]
-    return [command("trtllm-serve", version), str(model), *backend, *file, *place, *named]
+        model = link
+    order = Order(str(model), said.config, said.host, said.port, said.served_model_name)
+    return [command("trtllm-serve", version), *words(version, order, built=built, tokenizer=tokenizer)]
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from optpipe.recipe.schema import Recipe
 from optpipe.records import Plan, Selection
 from optpipe.room import require_room
 from optpipe.run import Run
-from optpipe.stages.benchmark import benchmark
+from optpipe.stages.benchmark import benchmark, offline
 from optpipe.stages.challenge import challenge
 from optpipe.stages.compile import compile_
 from optpipe.stages.confirm import confirm
@@ -70,6 +70,8 @@ def build(run: Run, recipe: Recipe) -> Outcome:
                 entry.judged.set()
                 if entry.passed:
                     entry.serving = benchmark(run, recipe, base, entry, engine)
+            if entry.serving and entry.passed:
+                entry.serving = offline(run, recipe, base, entry, entry.serving)
 
     run.side_by_side([entry for entry in out.entries if not entry.absent], down_the_line)
 

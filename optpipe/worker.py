@@ -43,6 +43,7 @@ BODIES = {
     "command": "optpipe.backends.evaluators.command",
     "task-scores": "optpipe.backends.evaluators.task_scores",
     "load": "optpipe.backends.loads.aiperf",
+    "offline-tensorrt-llm": "optpipe.backends.loads.trtllm_bench",
 }
 """The closed table of job kinds; each module has `run(options, work) -> record` and a `REVISION`."""
 

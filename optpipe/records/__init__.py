@@ -6,13 +6,14 @@ A record goes to disk with `to_json` and comes back with `from_json`; unknown ke
 from optpipe.records.compiled import Compiled, Compiling, KeptCode, Scored, Start, bound_to, foreign
 from optpipe.records.facts import Hardware, ModelFacts, SourceKind, TensorFact
 from optpipe.records.figures import PERCENTILES, Estimated, LoadFigures, Measured, Percentiles
-from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs
+from optpipe.records.jobs import Artifact, EngineSpec, Job, JobResult, Needs, Tool
 from optpipe.records.plan import Candidate, CandidatePlan, Compared, Plan, Refusal
 from optpipe.records.results import (
     Check,
     Checkpoint,
     Confirmation,
     Evaluation,
+    Offline,
     Rank,
     Selection,
     Serving,
@@ -51,6 +52,7 @@ __all__ = [
     "Measured",
     "ModelFacts",
     "Needs",
+    "Offline",
     "Percentiles",
     "Plan",
     "Published",
@@ -65,6 +67,7 @@ __all__ = [
     "TensorFact",
     "TaskQuality",
     "TextQuality",
+    "Tool",
     "Trial",
     "Tuning",
     "bound_to",

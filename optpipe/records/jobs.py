@@ -54,6 +54,14 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """A benchmark of an engine's own: what it is called, and the kind of job in `worker.BODIES` that runs it."""
+
+    name: str
+    job: str
+
+
+@dataclass(frozen=True)
 class JobResult:
     """What a job left: its record, and `files` (a folder, perhaps emptied by `keep:`) with its digest."""
 

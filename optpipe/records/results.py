@@ -109,6 +109,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Offline:
+    """The recipe's load by an engine's own benchmark, without a server: beside what was served, ranked with nothing.
+    `reason`: why there are no figures."""
+
+    tool: str
+    reason: str
+    figures: LoadFigures | None
+    command: str
+    job: str | None = None
+
+
+@dataclass(frozen=True)
 class Serving:
     """One candidate with one engine configuration under the recipe's load."""
 
@@ -119,6 +131,7 @@ class Serving:
     figures: LoadFigures | None
     command: str
     job: str | None = None
+    offline: Offline | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ def markdown(data: ReportData) -> str:
         *scored(rows(data)),
         *compiled(rows(data)),
         *latency(rows(data)),
+        *offline(rows(data)),
         *against_bounds(data),
         *tuning(rows(data)),
         *(cell(f"Champion {words.champion(found)}") for found in data.challenges if found.checks),
@@ -81,6 +82,12 @@ def latency(table: Sequence[Row]) -> list[str]:
         found = getattr(row.serving.figures, name)
         lines.append((told, *(figures.at(found, p) for p in figures.PERCENTILES), f"{found.n:,}"))
     return [grid(header, lines)]
+
+
+def offline(table: Sequence[Row]) -> list[str]:
+    """What engines' own benchmarks found without a server, where any has one."""
+    told = [words.offline(row.serving) for row in table if row.serving and row.serving.offline]
+    return [grid(words.OFFLINE, told), words.OFFLINE_CAPTION] if told else []
 
 
 def against_bounds(data: ReportData) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from optpipe.records import Challenge, Compiled, KeptCode, LoadFigures
+from optpipe.records import Challenge, Compiled, KeptCode, LoadFigures, Serving
 from optpipe.report import figures
 from optpipe.report.data import ReportData
 
@@ -111,6 +111,23 @@ def setup(data: ReportData) -> list[tuple[str, str]]:
 
 
 COMPILED = ("Compiled", "How", "Bound to", "At most", "Size", "Took")
+
+
+OFFLINE = ("Without a server", "By", "Output", "Served", "TTFT P50", "TPOT P50", "n")
+OFFLINE_CAPTION = "The same load by the engine's own benchmark, without HTTP and tokenizer: it ranks nothing."
+
+
+def offline(serving: Serving) -> tuple[str, ...]:
+    """One line of the table of what the engine's own benchmark found, or why it found nothing."""
+    found = serving.offline
+    assert found is not None, "only what was measured without a server"
+    served = figures.whole(serving.figures.output_tokens_per_s) if serving.figures else ""
+    if found.figures is None:
+        return serving.candidate, found.tool, f"none: {found.reason}", served, "", "", ""
+    told = found.figures
+    first, each = (figures.at(latency, "p50") for latency in (told.ttft_ms, told.tpot_ms))
+    output = figures.whole(told.output_tokens_per_s)
+    return serving.candidate, found.tool, output, served, first, each, f"{told.requests:,}"
 
 
 def compiled(found: Compiled) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,15 +178,97 @@ def test_nvfp4_on_blackwell_and_a_quantized_kv_cache(tmp_path: Path) -> None:
     assert keys["cuda_graph_config"] == {"enable_padding": True}
 
 
-def test_a_bundle_of_another_engine_carries_a_configuration_marked_unmeasured(built: tuple[Place, Done]) -> None:
+# ---------------------------------------------------------------- bundles of another engine
+
+
+def test_a_bundle_that_it_loads_carries_a_configuration_that_starts_and_says_unmeasured(
+    fresh: Callable[..., Place], tmp_path: Path
+) -> None:
+    """The base, measured on vLLM; started by the command that stands in the file."""
+    place = fresh(checkpoints={}, **SMALL)
+    done = place.build()
+    package = place.artifacts / "latest" / "package"
+    about = json.loads((package / "optpipe.json").read_text())
+    assert (about["target"]["engine"], about["method"]) == ("vllm", None), done.err
+    text = (package / "engine" / "trtllm.yaml").read_text()
+    first, second, third, command = (line.removeprefix("# ") for line in text.splitlines()[:4])
+    assert first.startswith("unmeasured") and second.startswith("not run on hardware here")
+    assert "compute capability 8.0 or more" in third, "bfloat16 needs no more"
+    assert yaml.safe_load(text) == {"max_batch_size": 2, "max_num_tokens": 8192}, "the recipe's two requests at once"
+    place.tensorrt_llm("1.3.0")
+    port = free_port()
+    where = ["--backend", "pytorch", "--host", "127.0.0.1", "--port", str(port), "--served_model_name", "tiny"]
+    words = command.replace("<this folder>", str(package)).split()
+    with started(place, [*words, *where], cwd=package, log=tmp_path / "log", port=port):
+        assert '"tiny"' in answers(port, "/v1/models")
+
+
+def test_a_bundle_that_it_does_not_load_carries_none(built: tuple[Place, Done]) -> None:
+    """The winner is INT8 or GPTQ, and neither is anything for TensorRT-LLM."""
     package = built[0].artifacts / "latest" / "package"
     about = json.loads((package / "optpipe.json").read_text())
-    path = package / "engine" / "trtllm.yaml"
-    assert about["target"]["engine"] == "vllm"
-    assert path.exists() == (about["method"] is None), "INT8 and GPTQ are nothing for TensorRT-LLM"
-    if path.exists():
-        text = path.read_text()
-        assert "# unmeasured" in text and "not run on hardware here" in text and yaml.safe_load(text)["max_num_tokens"]
+    assert about["target"]["engine"] == "vllm" and about["method"] in ("int8", "gptq")
+    assert not (package / "engine" / "trtllm.yaml").exists()
+
+
+@contextmanager
+def started(place: Place, words: list[str], *, cwd: Path, log: Path, port: int) -> Iterator[None]:
+    """A stand-in command of the place's TensorRT-LLM, once it answers."""
+    env = place.environment() | {"TRTLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as out:
+        own = place.pythons["tensorrt_llm"].parent / words[0]
+        server = subprocess.Popen([own, *words[1:]], cwd=cwd, env=env, stdout=out, stderr=out)
+    try:
+        assert wait_for(lambda: answers(port, "/health") or server.poll() is not None, 30), log.read_text()
+        assert server.poll() is None, log.read_text()
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def answers(port: int, path: str) -> str:
+    """Status and body of an answer, empty while there is none."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return f"{answer.status} {answer.read().decode()}"
+    except OSError:
+        return ""
+
+
+# ---------------------------------------------------------------- trtllm-bench
+
+
+@pytest.mark.parametrize(("generation", "candidate"), [("current", "fp8@trt"), ("old", "awq@trt")])
+def test_its_own_benchmark_stands_beside_what_was_served_and_ranks_nothing(
+    generation: str, candidate: str, request: pytest.FixtureRequest
+) -> None:
+    place, done = request.getfixturevalue(generation)
+    latest = place.artifacts / "latest"
+    told = json.loads((latest / "07-benchmark" / f"{candidate}.json").read_text())
+    found = told["offline"]
+    assert found["tool"] == "trtllm-bench" and found["reason"] == "" and found["job"]
+    assert found["command"].startswith(f"trtllm-bench --model {candidate} --model_path MODEL throughput --backend")
+    assert ("--engine_dir" in found["command"]) == (generation == "old")
+    assert found["figures"]["requests"] == told["figures"]["requests"] == 60
+    assert found["figures"]["ttft_ms"]["p50"] == pytest.approx(50), "the stand-in's own"
+    said = done.said["candidates"][candidate]["output_tokens_per_s"]["value"]
+    assert said == told["figures"]["output_tokens_per_s"]["value"], "the served figure is the candidate's"
+    report = (latest / "report.md").read_text()
+    assert "| Without a server | By |" in report and f"| {candidate} | trtllm-bench | " in report
+    assert "ranks nothing" in (latest / "report.html").read_text()
+
+
+def test_a_benchmark_that_fails_is_told_and_ends_nothing(current: tuple[Place, Done], tmp_path: Path) -> None:
+    place = current[0].copied(tmp_path / "place")
+    (place.pythons["tensorrt_llm"].parent / "trtllm-bench").unlink()
+    place.recipe["load"] = {**place.recipe["load"], "requests": 50}
+    done = place.build()
+    assert (done.code, done.status("fp8@trt")) == (0, "passed"), done.err
+    told = json.loads((place.artifacts / "latest" / "07-benchmark" / "fp8@trt.json").read_text())
+    assert told["offline"]["figures"] is None and "there is no trtllm-bench beside it" in told["offline"]["reason"]
+    assert "none: TensorRT-LLM 1.3.0 is installed" in (place.artifacts / "latest" / "report.md").read_text()
 
 
 # ---------------------------------------------------------------- deployed, served
@@ -205,29 +289,9 @@ def test_what_deploy_writes_starts_the_version(
     (tmp_path / "model" / "tiny").symlink_to(reference)
     port = free_port()
     moved = {"0.0.0.0": "127.0.0.1", "8000": str(port)}
-    argv = [moved.get(w, w) if not w.startswith(("/model/", "/config/")) else f"{tmp_path}{w}" for w in words[1:]]
-    env = place.environment() | {"TRTLLM_NO_USAGE_STATS": "1", "PWD": str(tmp_path)}
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        own = place.pythons["tensorrt_llm"].parent / words[0]
-        server = subprocess.Popen([own, *argv], cwd=tmp_path, env=env, stdout=out, stderr=out)
-    try:
-        assert wait_for(lambda: answers(port, "/health") or server.poll() is not None, 30), log.read_text()
-        assert server.poll() is None, log.read_text()
+    argv = [moved.get(w, w) if not w.startswith(("/model/", "/config/")) else f"{tmp_path}{w}" for w in words]
+    with started(place, argv, cwd=tmp_path, log=tmp_path / "log", port=port):
         assert '"tiny"' in answers(port, "/v1/models")
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def answers(port: int, path: str) -> str:
-    """The body of an answer, empty while there is none."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return f"{answer.status} {answer.read().decode()}"
-    except OSError:
-        return ""
 
 
 def test_serve_ends_with_sigterm_and_leaves_nothing(current: tuple[Place, Done], tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ from optpipe.backends.engines import files, tensorrt_llm, tensorrt_llm_bundle, t
 from optpipe.backends.engines.tensorrt_llm import TensorRtLlm
 from optpipe.backends.evaluators.client import from_logits
 from optpipe.backends.loads import trtllm_bench
+from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load, Slo
-from optpipe.backends.loads.trtllm_bench import Bench
-from optpipe.errors import EnvironmentMissing, InputError
+from optpipe.errors import EnvironmentMissing
 from optpipe.model.compat import Case, feasibility
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
-from optpipe.records import Artifact, ModelFacts
+from optpipe.records import Artifact, ModelFacts, to_json
 from optpipe.toolchains import Image, Toolchain, get
 from optpipe.toolchains.trtllm import builds, no_build
-from optpipe.worker import Failure
+from optpipe.worker import Failure, Work
 from tests.models import tiny_llama
 
 H100, L4, A10, B200 = (named(name) for name in ("h100", "l4", "a10", "b200"))
@@ -304,25 +304,42 @@ def test_logits_without_what_was_in_the_cache_are_no_measurement() -> None:
 
 # ---------------------------------------------------------------- trtllm-bench
 
-LOAD, SLO = Load(concurrency=4, output_tokens=5, requests=100), Slo(ttft_ms={"p90": 60})
+LOAD, SLO = Load(concurrency=4, input_tokens=16, output_tokens=5, requests=100), Slo(ttft_ms={"p90": 60})
 
 
-def benched(tmp_path: Path, release: str) -> Bench:
-    (tmp_path / "c.yaml").write_text("max_batch_size: 8\n")
-    prompts = [[1, 2, number] for number in range(LOAD.requests)]
-    (tmp_path / "d.jsonl").write_text(trtllm_bench.dataset(prompts, LOAD.output_tokens))
-    names = ("c.yaml", "d.jsonl", "report.json", "requests.json")
-    bench = Bench("tiny", tmp_path, *(tmp_path / name for name in names))
-    said = trtllm_bench.argv(bench, LOAD, release)
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, str(STAND_IN), release, *said], check=True, env=environment, cwd=ROOT)
-    return bench
+def work_in(folder: Path, release: str, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """A job's work with the stand-in commands of a release beside it."""
+    bin_ = folder / "bin"
+    bin_.mkdir()
+    program = bin_ / "trtllm-bench"
+    program.write_text(f'#!/bin/sh\ncd {ROOT} && exec "{sys.executable}" "{STAND_IN}" {release} trtllm-bench "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(trtllm_bench, "release", lambda: release)
+    model, files_ = tiny_llama(folder / "model"), folder / "files"
+    files_.mkdir()
+    return Work({"model": model, "tokenizer": model}, {}, files_, 1, 1, folder)
 
 
-@pytest.mark.parametrize("release", ["1.2.1", "1.3.0"])
-def test_a_report_of_trtllm_bench_gives_the_figures_of_any_load(tmp_path: Path, release: str) -> None:
-    bench = benched(tmp_path, release)
-    found = trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
+def options(load: Load = LOAD) -> dict[str, Any]:
+    return {**to_json(load), "seed": 1, "name": "w4@trt", "config": {"max_batch_size": 8}}
+
+
+@pytest.mark.parametrize(("release", "built"), [("1.2.1", False), ("1.2.1", True), ("1.3.0", False)])
+def test_trtllm_bench_gives_the_rows_of_any_load(
+    tmp_path: Path, release: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in takes the words of its release and no other, and reads every file that it is given."""
+    work = work_in(tmp_path, release, monkeypatch)
+    if built:
+        (work.inputs["model"] / "rank0.engine").touch()
+    done = trtllm_bench.run(options(), work)
+    assert ("--engine_dir MODEL" in done["command"]) == built and str(tmp_path) not in done["command"]
+    assert f"--backend {'tensorrt' if built else 'pytorch'}" in done["command"]
+    assert f"{'--extra_llm_api_options' if builds(release) else '--config'} ./config.yaml" in done["command"]
+    assert done["release"] == release and not done["unique_prompts"], "it warms up with what it measures"
+    found = figures(done, LOAD, SLO)
     assert (found.requests, found.failures, found.concurrency) == (100, 0, 4)
     assert found.ttft_ms.p90 == pytest.approx(50) and found.tpot_ms.p50 == pytest.approx(10)
     assert found.ttft_ms.p99 is None, "too few requests for it"
@@ -330,16 +347,38 @@ def test_a_report_of_trtllm_bench_gives_the_figures_of_any_load(tmp_path: Path, 
     assert found.goodput_per_s.value == pytest.approx(found.requests_per_s.value)
 
 
-def test_files_of_two_runs_or_without_requests_are_refused(tmp_path: Path) -> None:
-    bench = benched(tmp_path, "1.3.0")
-    told = json.loads(bench.report.read_text())
+def test_its_prompts_are_of_ordinary_tokens_distinct_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "m")
+    load = Load(concurrency=2, input_tokens=12, shared_prefix_tokens=4, requests=30)
+    prompts = trtllm_bench.random_prompts(model, load, 7)
+    told = json.loads((model / "tokenizer.json").read_text())
+    special = {one["id"] for one in told["added_tokens"]}
+    assert {len(one) for one in prompts} == {12} and len({tuple(one) for one in prompts}) == 30
+    assert len({tuple(one[:4]) for one in prompts}) == 1
+    assert not special & {token for one in prompts for token in one}
+    assert prompts == trtllm_bench.random_prompts(model, load, 7) != trtllm_bench.random_prompts(model, load, 8)
+
+
+def test_a_bench_that_fails_or_reports_something_else_is_a_failure_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_in(tmp_path, "1.3.0", monkeypatch)
+    with pytest.raises(Failure, match=r"trtllm-bench ended with 1: .*Extra inputs are not permitted"):
+        trtllm_bench.run({**options(), "config": {"no_such_key": 1}}, work)
+    trtllm_bench.run(options(), work)
+    report, requests = tmp_path / "report.json", tmp_path / "requests.json"
+    entries = trtllm_bench.read_entries(requests)
+    told = json.loads(report.read_text())
     told["performance"]["system_output_throughput_tok_s"] *= 2
-    bench.report.write_text(json.dumps(told))
-    with pytest.raises(InputError, match="its requests come to"):
-        trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
-    entries = [{"id": 7, "start_timestamp": 0}]
-    bench.requests.write_text(json.dumps(entries))
-    with pytest.raises(InputError, match="request 7 has no first_token_timestamp"):
-        trtllm_bench.read(bench.report, bench.requests, LOAD, SLO)
-    with pytest.raises(InputError, match="no arrivals at a rate"):
-        trtllm_bench.argv(bench, Load("rate", None, 4.0), "1.3.0")
+    report.write_text(json.dumps(told))
+    with pytest.raises(Failure, match="its requests come to"):
+        trtllm_bench.totals(report, entries)
+    with pytest.raises(Failure, match="speaks of 100 requests, the other file of 99"):
+        trtllm_bench.totals(report, entries[1:])
+    for text, why in (('[{"id": 7, "start_timestamp": 0}]', "request 7 has no first_token"), ("[]", "no list of req")):
+        requests.write_text(text)
+        with pytest.raises(Failure, match=why):
+            trtllm_bench.read_entries(requests)
+    report.unlink()
+    with pytest.raises(Failure, match=r"left no report\.json"):
+        trtllm_bench.totals(report, entries)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from optpipe.backends.engines import onnxruntime, tensorrt_llm, vllm
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Tool
 from optpipe.toolchains import Toolchain
 
 Target = vllm.Vllm | onnxruntime.OnnxRuntime | tensorrt_llm.TensorRtLlm
@@ -23,6 +23,8 @@ class Engine(Protocol):
     """Distributions, the first that is installed says the engine's version."""
     NOTES: tuple[str, ...]
     """What readers of its figures must know; plans and reports say it."""
+    OFFLINE: Tool | None
+    """Its own benchmark without a server, where it has one."""
 
     def toolchain(self, hardware: Hardware) -> str:
         """The name of the toolchain that compiles and serves on this hardware."""

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Literal
 
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs, Tool
 from optpipe.toolchains import Toolchain
 
 PACKAGES: tuple[str, ...] = ("onnxruntime-genai",)
 NOTES: tuple[str, ...] = ()
+OFFLINE: Tool | None = None
 SERVER = "optpipe.backends.engines.onnxruntime_server"
 REVISION = 1
 """Raised when the server answers or schedules otherwise; part of every key."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs, Tool
 from optpipe.toolchains import Toolchain
 from optpipe.toolchains.trtllm import builds, no_build
 
@@ -23,6 +23,7 @@ LAUNCHER = "optpipe.backends.engines.tensorrt_llm_run"
 TOOLCHAIN = "tensorrt_llm"
 UNSEEN = "not run on hardware here: optpipe was tested against TensorRT-LLM's documented interface with stand-ins"
 NOTES: tuple[str, ...] = (UNSEEN,)
+OFFLINE: Tool | None = Tool("trtllm-bench", "offline-tensorrt-llm")
 READY_S = 3600.0
 """Loading, autotuning, capturing graphs."""
 BATCH, TOKENS, LENGTH = 256, 8192, 2048

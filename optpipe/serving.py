@@ -15,6 +15,7 @@ from optpipe.backends.loads.figures import figures
 from optpipe.backends.loads.load import Load
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import EnvironmentMissing, InputProblems, Problem
+from optpipe.model.hardware import HERE
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import (
@@ -31,6 +32,8 @@ from optpipe.records import (
     to_json,
 )
 from optpipe.run import Run
+from optpipe.toolchains import ON_PATH
+from optpipe.toolchains.found import Release, release_of
 
 Settings = Mapping[str, Any]
 
@@ -55,6 +58,19 @@ def toolchains(recipe: Recipe, hardware: Hardware) -> tuple[str, ...]:
     """Every toolchain that the line needs on a machine, engines included."""
     own = {engines.ENGINES[target.engine].toolchain(hardware) for target in recipe.targets.values()}
     return (*jobs_toolchains(recipe), *sorted(own))
+
+
+def releases(recipe: Recipe, hardware: Hardware) -> dict[str, Release]:
+    """{engine: its release} of the engines that optpipe installs none of, as they are found on this machine."""
+    found: dict[str, Release] = {}
+    for target in recipe.targets.values():
+        engine = engines.ENGINES[target.engine]
+        name = engine.toolchain(hardware)
+        if name in ON_PATH and target.engine not in found:
+            here = hardware.name == HERE
+            away = Release(None, f"it is not looked for on {hardware.name}")
+            found[target.engine] = release_of(name, engine.PACKAGES[0], recipe.toolchains) if here else away
+    return found
 
 
 def prepare(run: Run, recipe: Recipe) -> dict[str, str]:

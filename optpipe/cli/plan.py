@@ -38,7 +38,7 @@ def plan(
     from optpipe.recipe.load import load
     from optpipe.records import to_json
     from optpipe.room import needs, shortage
-    from optpipe.serving import toolchains
+    from optpipe.serving import releases, toolchains
     from optpipe.stages.inputs import inputs
     from optpipe.stages.inspect import inspect
     from optpipe.stages.plan import explain, require_feasible
@@ -55,9 +55,9 @@ def plan(
         facts = inspect(loaded.recipe, recipe.parent, console.say, DEFAULT_ARTIFACTS / "registry")
         check_local_texts(loaded.recipe, recipe.parent, console.say)
         if why is not None:
-            explained = explain(loaded.recipe, facts, machine, why)
+            explained = explain(loaded.recipe, facts, machine, why, releases(loaded.recipe, machine))
             return console.emit(explained) if as_json else show_findings(explained)
-        found = plan_(loaded.recipe, facts, machine)
+        found = plan_(loaded.recipe, facts, machine, releases(loaded.recipe, machine))
         found = replace(found, inputs=inputs(loaded.recipe, facts, recipe.parent))
     require_feasible(found)
     news = None if since is None else changes(found, of_recipe(since, loaded.recipe.name), registry)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from optpipe import costs
 from optpipe.backends.engines import ENGINES
 from optpipe.backends.quantizers.libraries import LIBRARIES
 from optpipe.errors import InputError, InputProblems, Problem, did_you_mean
 from optpipe.model import task_hub
-from optpipe.model.compat import Case, Finding, feasibility, findings
+from optpipe.model.compat import TITLES, Case, Finding, feasibility, findings
 from optpipe.model.hardware import HERE
 from optpipe.model.linears import CONV1D
 from optpipe.model.selectors import selector_problems
@@ -26,11 +27,14 @@ from optpipe.records import (
     Refusal,
     to_json,
 )
+from optpipe.toolchains.found import Release
 from optpipe.toolchains.managed import ROLES
 from optpipe.toolchains.versions import locked_version
 
 VERSIONS = (("vllm", "vllm"), ("quantize", "transformers"))
 """Toolchain and package whose versions the compatibility table asks for."""
+Releases = Mapping[str, Release]
+NONE: Releases = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,18 @@ class Explained:
     findings: tuple[Finding, ...]
 
 
-def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
-    """checkpoint x target and base x target: feasible with estimates, or refused with the reason.
+def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware, releases: Releases = NONE) -> Plan:
+    """checkpoint x target and base x target: feasible with estimates, or refused with the reason; by the `releases`
+    that are found of engines that optpipe does not install.
 
     InputProblems where the recipe itself is wrong for this model.
     """
     check_against_model(recipe, facts)
     feasible, refused = [], []
     for candidate in expand(recipe):
-        own = [one for one in backend_findings(recipe, facts, hardware, candidate) if one.outcome == "no"]
-        found = feasibility(case_of(recipe, facts, hardware, candidate))
+        looked = backend_findings(recipe, facts, hardware, candidate, releases)
+        own = [one for one in looked if one.outcome == "no"]
+        found = feasibility(case_of(recipe, facts, hardware, candidate, releases))
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in own]
         refused += [Refusal(candidate.name, no.reason, no.nearest) for no in found.refused]
         if not own and not found.refused:
@@ -66,8 +72,18 @@ def plan(recipe: Recipe, facts: ModelFacts, hardware: Hardware) -> Plan:
         seconds=costs.total_seconds(recipe, facts, hardware, feasible),
         disk_bytes=costs.disk(recipe, facts, feasible),
         downloads_bytes=Estimated(facts.weight_bytes if facts.kind == "hub" else 0, "bytes", "weights from the hub"),
-        warnings=(*facts.notes, *task_notes(recipe)),
+        warnings=(*facts.notes, *task_notes(recipe), *release_notes(releases)),
     )
+
+
+def release_notes(releases: Releases) -> Iterator[str]:
+    """Which release a plan went by, of engines that optpipe does not install."""
+    for engine, release in releases.items():
+        title = TITLES.get(engine, engine)
+        if release.version is None:
+            yield f"which {title} will be found is not known, so it is judged by the newest: {release.told}"
+        else:
+            yield f"judged by {title} {release.version}, found {release.told}"
 
 
 def task_notes(recipe: Recipe) -> Iterator[str]:
@@ -78,21 +94,27 @@ def task_notes(recipe: Recipe) -> Iterator[str]:
         yield f"{name} is scored by {shlex.join(command.argv)!r}, which runs only with `optpipe build --allow-commands`"
 
 
-def case_of(recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate) -> Case:
-    """The candidate as the compatibility checks see it; versions only of what optpipe itself would install."""
+def case_of(
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate, releases: Releases = NONE
+) -> Case:
+    """The candidate as the compatibility checks see it; versions of what optpipe itself would install, and of what
+    was found."""
     versions = {}
     for role, package in VERSIONS:
         lock = ROLES[role]["cuda" if hardware.gpus else "cpu"]
         own = recipe.toolchains.get(role) or recipe.toolchains.get(lock)
         if own is None or own.kind == "managed":
             versions[package] = locked_version(role, package, cuda=bool(hardware.gpus)) or ""
+    versions |= {engine: release.version for engine, release in releases.items() if release.version}
     rows = recipe.calibration
     calibrated = (rows.samples, rows.sequence_length) if rows else (0, 0)
     own_code = recipe.model.trust_remote_code
     return Case(facts, candidate.scheme, candidate.engine, hardware, versions, calibrated, own_code)
 
 
-def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str) -> Explained:
+def explain(
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str, releases: Releases = NONE
+) -> Explained:
     """Every check that is made for one candidate; InputError for a name that the recipe does not make."""
     check_against_model(recipe, facts)
     candidates = {candidate.name: candidate for candidate in expand(recipe)}
@@ -100,13 +122,13 @@ def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str) ->
         hint = did_you_mean(name, list(candidates))
         raise InputError(f"{name!r} is no candidate of this recipe", place="--why", hint=hint)
     candidate = candidates[name]
-    own = backend_findings(recipe, facts, hardware, candidate)
-    found = (*own, *findings(case_of(recipe, facts, hardware, candidate)))
+    own = backend_findings(recipe, facts, hardware, candidate, releases)
+    found = (*own, *findings(case_of(recipe, facts, hardware, candidate, releases)))
     return Explained(name, hardware.name, all(one.outcome != "no" for one in found), found)
 
 
 def backend_findings(
-    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate
+    recipe: Recipe, facts: ModelFacts, hardware: Hardware, candidate: Candidate, releases: Releases
 ) -> Iterator[Finding]:
     """What the backends themselves know of a candidate; what this machine lacks only where it is planned for."""
     if scheme := recipe.checkpoints.get(candidate.checkpoint):
@@ -116,7 +138,8 @@ def backend_findings(
         yield told("method on architecture", what, reason, "method: gptq")
     target = recipe.targets[candidate.target]
     if hardware.name == HERE:
-        for check, value, reason, nearest in ENGINES[target.engine].here(target, hardware):
+        release = releases[target.engine].version if target.engine in releases else None
+        for check, value, reason, nearest in ENGINES[target.engine].here(target, hardware, release):
             yield told(check, value, reason, nearest)
 
 

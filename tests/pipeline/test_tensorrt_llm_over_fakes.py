@@ -105,10 +105,30 @@ def test_up_to_1_2_engines_are_built_and_bound_to_release_and_gpu(old: tuple[Pla
     assert done.status("awq@trt") == "passed", done.reasons("awq@trt")
 
 
-def test_an_engine_is_not_built_from_compressed_tensors(old: tuple[Place, Done]) -> None:
-    _, done = old
-    assert done.status("fp8@trt") == "failed"
-    assert "ModelOpt's checkpoints, not from compressed-tensors" in done.reasons("fp8@trt")
+def test_a_plan_goes_by_the_release_that_is_found(old: tuple[Place, Done], current: tuple[Place, Done]) -> None:
+    """Up to 1.2 an engine is not built from compressed-tensors; from 1.3 on the checkpoint is served as it is."""
+    place, done = old
+    plan = json.loads((place.artifacts / "latest" / "02-plan.json").read_text())
+    (refused,) = plan["refused"]
+    assert refused["candidate"] == "fp8@trt" and "builds engines (trtllm-build) from its own" in refused["reason"]
+    assert done.status("fp8@trt") == "skipped" and "TensorRT-LLM 1.3 or later" in done.reasons("fp8@trt")
+    assert any(note.startswith("judged by TensorRT-LLM 1.2.1, found in ") for note in plan["warnings"])
+    newer = json.loads((current[0].artifacts / "latest" / "02-plan.json").read_text())
+    assert "fp8@trt" in {one["candidate"]["name"] for one in newer["feasible"]}
+    assert any(note.startswith("judged by TensorRT-LLM 1.3.0, found in ") for note in newer["warnings"])
+
+
+def test_a_plan_for_elsewhere_or_without_it_says_that_the_release_is_not_known(
+    current: tuple[Place, Done], tmp_path: Path
+) -> None:
+    place = current[0].copied(tmp_path / "place")
+    there = place.run("plan", "recipe.yaml", "--hardware", "h100", "--json").said["warnings"]
+    assert any("which TensorRT-LLM will be found is not known" in note and "on h100" in note for note in there)
+    why = place.run("plan", "recipe.yaml", "--why", "fp8@trt")
+    assert "TensorRT-LLM 1.3.0 on NVIDIA H100" in why.out, why.out + why.err
+    del place.pythons["tensorrt_llm"]
+    here = place.run("plan", "recipe.yaml", "--json").said["warnings"]
+    assert any("there is no trtllm-serve on PATH" in note for note in here)
 
 
 def test_absent_it_is_skipped_and_where_required_an_error(tmp_path: Path) -> None:

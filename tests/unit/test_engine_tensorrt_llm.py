@@ -262,6 +262,10 @@ def test_modelopts_formats_are_built_and_int8_is_not(tmp_path: Path, algorithm: 
     told.write_text(json.dumps({"quantization": {"quant_algo": "INT8_SQ"}}))
     with pytest.raises(Failure, match="no engine is built from INT8_SQ"):
         compiler.algorithm_of(tmp_path)
+    told.unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "compressed-tensors"}}))
+    with pytest.raises(Failure, match="ModelOpt's checkpoints, not from compressed-tensors"):
+        compiler.algorithm_of(tmp_path)
 
 
 def test_a_checkpoint_is_converted_rank_by_rank_with_what_modelopt_says(tmp_path: Path) -> None:
@@ -323,7 +327,7 @@ def work_in(folder: Path, release: str, monkeypatch: pytest.MonkeyPatch) -> Work
 
 
 def options(load: Load = LOAD) -> dict[str, Any]:
-    return {**to_json(load), "seed": 1, "name": "w4@trt", "config": {"max_batch_size": 8}}
+    return {**to_json(load), "seed": 1, "name": "w4@trt", "config": "max_batch_size: 8\n"}
 
 
 @pytest.mark.parametrize(("release", "built"), [("1.2.1", False), ("1.2.1", True), ("1.3.0", False)])
@@ -364,7 +368,7 @@ def test_a_bench_that_fails_or_reports_something_else_is_a_failure_with_what_it_
 ) -> None:
     work = work_in(tmp_path, "1.3.0", monkeypatch)
     with pytest.raises(Failure, match=r"trtllm-bench ended with 1: .*Extra inputs are not permitted"):
-        trtllm_bench.run({**options(), "config": {"no_such_key": 1}}, work)
+        trtllm_bench.run({**options(), "config": "no_such_key: 1\n"}, work)
     trtllm_bench.run(options(), work)
     report, requests = tmp_path / "report.json", tmp_path / "requests.json"
     entries = trtllm_bench.read_entries(requests)

@@ -35,8 +35,11 @@ class Engine(Protocol):
     def refused(self, target: Any, place: str, chain: Toolchain, hardware: Hardware) -> tuple[Problem, ...]:
         """What the engine in a toolchain of the user's own does not take of the target."""
 
-    def here(self, target: Any, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
-        """(check, what is looked at, reason against it or None, nearest that works) of this machine."""
+    def here(
+        self, target: Any, hardware: Hardware, release: str | None
+    ) -> Iterator[tuple[str, str, str | None, str]]:
+        """(check, what is looked at, reason against it or None, nearest that works) of this machine; `release`: of an
+        engine that optpipe does not install, where it was found."""
 
     def settled(self, target: Any, chain: Toolchain) -> Any:
         """The target as the release that was found decides it."""

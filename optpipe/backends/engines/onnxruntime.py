@@ -70,7 +70,9 @@ def refused(target: OnnxRuntime, place: str, chain: Toolchain, hardware: Hardwar
     return ()
 
 
-def here(target: OnnxRuntime, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
+def here(
+    target: OnnxRuntime, hardware: Hardware, release: str | None
+) -> Iterator[tuple[str, str, str | None, str]]:
     """Nothing that its toolchain does not bring."""
     yield from ()
 

@@ -258,9 +258,18 @@ def settled(target: TensorRtLlm, chain: Toolchain) -> TensorRtLlm:
     return replace(target, backend="tensorrt" if builds(options.version(chain)) else "pytorch")
 
 
-def here(target: TensorRtLlm, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
-    """Nothing but what the compatibility table says of the GPU: the toolchain is looked for when a build begins."""
-    yield from ()
+def here(
+    target: TensorRtLlm, hardware: Hardware, release: str | None
+) -> Iterator[tuple[str, str, str | None, str]]:
+    """Whether the release that was found has the backend, and its backend the KV cache."""
+    if release is None:
+        return
+    engine = target.backend == "tensorrt" or (target.backend == "auto" and builds(release))
+    reason = no_build(release) if engine and not builds(release) else None
+    yield "backend", f"backend: {target.backend} in TensorRT-LLM {release}", reason, "leave `backend` out"
+    if engine and target.kv_cache_dtype == "nvfp4":
+        text = "an engine of TensorRT has no NVFP4 KV cache"
+        yield "kv_cache_dtype", f"nvfp4 in TensorRT-LLM {release}", text, "kv_cache_dtype: fp8"
 
 
 def compiling(target: TensorRtLlm, scheme: Json | None, hardware: Hardware) -> Compiling:

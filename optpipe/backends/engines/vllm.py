@@ -270,7 +270,9 @@ def refused(target: Vllm, place: str, chain: Toolchain, hardware: Hardware) -> t
     return (*vllm_options.check(target, options, place), *vllm_options.lacking(flat, options, place))
 
 
-def here(target: Vllm, hardware: Hardware) -> Iterator[tuple[str, str, str | None, str]]:
+def here(
+    target: Vllm, hardware: Hardware, release: str | None
+) -> Iterator[tuple[str, str, str | None, str]]:
     """Whether a compiled target finds its compiler."""
     if target.enforce_eager is False:
         reason = compiler_missing(target, hardware)

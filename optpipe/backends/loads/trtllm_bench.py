@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.engines.files import yaml_text
 from optpipe.backends.loads.load import Load
 from optpipe.records import Json, from_json
 from optpipe.toolchains.trtllm import Wrong, builds, command, release
@@ -49,7 +48,7 @@ class Bench:
 
 
 def run(options: Json, work: Work) -> Json:
-    """Options are a Load, `seed`, `name` and `config`, the engine's keys; inputs `model` and `tokenizer`.
+    """Options are a Load, `seed`, `name` and `config`, the engine's YAML; inputs `model` and `tokenizer`.
 
     The record is that of a load: {"rows", "hit_rate", "unique_prompts", "command"}, and `release` with the totals of
     the tool's own report.
@@ -63,7 +62,7 @@ def run(options: Json, work: Work) -> Json:
         raise Failure(str(wrong), hint="name the Python of a TensorRT-LLM environment or container") from None
     model = work.inputs["model"]
     bench = Bench(str(options["name"]), model, work.folder, any(model.glob("rank*.engine")))
-    bench.file("config.yaml").write_text(yaml_text(options["config"]), encoding="utf-8")
+    bench.file("config.yaml").write_text(str(options["config"]), encoding="utf-8")
     prompts = random_prompts(work.inputs["tokenizer"], load, int(options["seed"]))
     bench.file("dataset.jsonl").write_text(dataset(prompts, load.output_tokens), encoding="utf-8")
     words = argv(bench, load, version)

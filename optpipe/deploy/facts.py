@@ -130,8 +130,16 @@ def _read(folder: Path, digest: str, wish: Wish) -> Facts:
         labels=labels(needs),
         numbers=numbers,
         prefill=wish.prefill,
-        notes=(*ENGINES[engine].NOTES, *notes(wish, recipe, runs, version)),
+        notes=(*ENGINES[engine].NOTES, *bound(about.get("compiled")), *notes(wish, recipe, runs, version)),
     )
+
+
+def bound(compiled: Json | None) -> tuple[str, ...]:
+    """What was compiled runs on what it was compiled for."""
+    if compiled is None or not compiled["bound_to"]:
+        return ()
+    parts = ", ".join(f"{name} {value}" for name, value in sorted(compiled["bound_to"].items()))
+    return (f"it was compiled for {parts}, and runs nowhere else: choose nodes and image so, or build it anew",)
 
 
 def environment(told: Mapping[str, Any], runs: Server) -> dict[str, str]:

@@ -54,7 +54,8 @@ def compiled(folder: Path, engine: Engine, weights: str) -> Compiled:
     for name in (weights, "tokenizer.json", "config.json"):
         (folder / name).write_text("{}")
     about = ("sq-w8a8@vllm", engine.name, engine.version, True, "made for a test", folder)
-    return Compiled(*about, "sha256:" + "c0" * 32, 3, engine.name, "sha256:" + "7e" * 32, {}, {"max_model_len": 512})
+    made_from, bound, limits = "sha256:" + "7e" * 32, {"gpu": "NVIDIA H100"}, {"max_model_len": 512}
+    return Compiled(*about, "sha256:" + "c0" * 32, 3, engine.name, made_from, bound, limits)
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +224,7 @@ def test_the_command_says_what_was_not_seen(
     out = tmp_path / "out"
     assert command(["deploy", str(bundle_of("trt-1.2")), "--for", "kubernetes", "--out", str(out)]) == 0
     said = capsys.readouterr().err
+    assert "note: it was compiled for gpu NVIDIA H100, and runs nowhere else" in said
     assert f"note: {UNSEEN}" in said and "does not tell Prometheus output tokens, requests at work" in said
     assert UNSEEN in (out / "README.md").read_text()
 

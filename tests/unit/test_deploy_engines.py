@@ -25,7 +25,7 @@ from optpipe.cli import run as command
 from optpipe.deploy import Facts, Wish, manifests, read
 from optpipe.deploy.servers import server
 from optpipe.errors import InputError
-from optpipe.model import sources
+from optpipe.model import fetching, sources
 from optpipe.records import Compiled
 from optpipe.rundir import optpipe_home
 from optpipe.stages.package import Engine, package
@@ -127,7 +127,7 @@ def test_the_compose_file_is_one_and_every_file_that_it_mounts_is_there(
     facts_of: Callable[[str], Facts], which: str
 ) -> None:
     files = manifests("compose", facts_of(which))
-    schema = sources.fetch(sources.parse(COMPOSE_SCHEMA), optpipe_home(), lambda text: None).path.read_text()
+    schema = fetching.fetch(sources.parse(COMPOSE_SCHEMA), optpipe_home(), lambda text: None).path.read_text()
     project = yaml.safe_load(files["compose.yaml"])
     assert list(Draft7Validator(json.loads(schema)).iter_errors(project)) == []
     mounted = [v for service in project["services"].values() for v in service.get("volumes", ()) if v.startswith("./")]

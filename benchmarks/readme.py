@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 
+from benchmarks import compiled_page, gptq_page
 from benchmarks.document import RESULTS, Json
-from benchmarks.gptq_page import tables
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "gptq-libraries.md")
+PAGES = (README, ROOT / "docs" / "gptq-libraries.md", ROOT / "docs" / "compiled.md")
 """Every page with marked places."""
 WIDTH = 118
 MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -63,7 +63,8 @@ SENTENCES: dict[str, Callable[[Json], str]] = {
     "by_hand": by_hand,
     "tuner": tuner,
     "verdicts": verdicts,
-    "gptq_libraries": tables,
+    "compiled": compiled_page.tables,
+    "gptq_libraries": gptq_page.tables,
 }
 
 

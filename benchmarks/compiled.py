@@ -40,8 +40,8 @@ from optpipe.stages.resolve import check_inputs, resolve
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 ARTIFACTS = Path("artifacts") / "compiled"
-STARTS, ROUNDS = 3, 6
-LOADS = {"one": Load(concurrency=1, requests=20), "four": Load(concurrency=4, requests=48)}
+STARTS, ROUNDS = 2, 5
+LOADS = {"one": Load(concurrency=1, requests=12), "four": Load(concurrency=4, requests=32)}
 """Prompts of 128 tokens, answers of 32."""
 FIGURES = (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("tokens_per_s", "tps"))
 MEMORY = 3 << 30

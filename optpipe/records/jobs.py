@@ -86,7 +86,8 @@ class EngineSpec:
 
     `compiles`: what the code depends on that the engine compiles when it starts, beside model, toolchain and
     machine; None: it compiles none. A variable that is `{compiled}` gets the folder where that code is kept.
-    `tells`: what the log says of it, by patterns with one group.
+    `tells`: what the log says of it, by patterns with one group; `spoiled`: a line of it after which an engine that
+    did not start is started again without the code that was kept.
     """
 
     title: str
@@ -105,3 +106,4 @@ class EngineSpec:
     workers: str = ""
     compiles: Json | None = None
     tells: Mapping[str, str] = field(default_factory=dict)
+    spoiled: tuple[str, ...] = ()

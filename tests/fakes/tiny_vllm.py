@@ -90,6 +90,9 @@ def compile_(server: Tiny) -> None:
     sys.stderr.write("INFO config: compilation_config={'mode': <CompilationMode.FAKE_ONCE: 2>, 'backend': 'fake'}\n")
     own = hashlib.sha256(json.dumps(server.config, sort_keys=True).encode()).hexdigest()[:16]
     made = Path(root, "torch_compile_cache", own, "model")
+    if made.exists() and made.stat().st_size != 1000:
+        sys.stderr.write("ERROR OSError: file too short\n")
+        raise Failure("engine core initialization failed", transient=True)
     if not made.exists():
         made.parent.mkdir(parents=True)
         made.with_suffix(".part").write_bytes(bytes(1000))

@@ -162,6 +162,18 @@ def test_an_engine_that_was_killed_while_it_compiled_leaves_nothing_to_load(tmp_
     assert not list(place.artifacts.glob("cache/compiled/**/*.part"))
 
 
+def test_code_that_is_damaged_is_made_again_at_once(again: Place) -> None:
+    for made in again.artifacts.glob("cache/compiled/**/model"):
+        made.write_bytes(b"half")
+    again.recipe["load"] |= {"requests": 64}
+    again.recipe["tune"] = {"trials": 0}
+    done = again.build()
+    assert done.code == 0 and "starting again without the code that was kept" in done.err
+    sizes = {made.stat().st_size for made in again.artifacts.glob("cache/compiled/**/model")}
+    assert sizes == {1000}
+    assert record(again, "w4@vllm")["code"]["starts"][-1]["found_bytes"] == 0
+
+
 def test_code_that_others_can_write_to_ends_the_build_with_3(again: Place) -> None:
     again.recipe["load"] |= {"requests": 63}
     for key in code(again):

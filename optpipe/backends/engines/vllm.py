@@ -52,6 +52,12 @@ TELLS = {
     "compiled_again": r"Compiling model again due to a load failure from \S+, reason: (.*)",
 }
 """What its log says of compiling: how, by what, its seconds, and why something that was kept was of no use."""
+SPOILED = (
+    r"BackendCompilerFailed|CppCompileError|InductorError",
+    r"invalid ELF|file too short|UnpicklingError|EOFError|SyntaxError",
+    r"Illegal instruction|Worker proc .* died unexpectedly",
+)
+"""Seen with half-written libraries: inductor does not look at them before it loads them."""
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """0: on a CPU the one worker runs in the engine's process, and no step crosses from process to process."""
 
@@ -198,6 +204,7 @@ def spec(
         workers=WORKERS,
         compiles=compiles(target, hardware),
         tells=TELLS,
+        spoiled=SPOILED,
     )
 
 

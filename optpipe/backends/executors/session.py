@@ -8,8 +8,10 @@ A session that is told to park leaves its engine running for the next session of
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.executors.engine_run import Engine
@@ -34,6 +36,13 @@ def end(store: JobStore, engine: Engine, served: list[str]) -> None:
         store.keep_beside(key, ENGINE, figures)
 
 
+def spoiled(error: BackendFailed, spec: EngineSpec) -> bool:
+    """Whether the log of an engine that did not start has a line that speaks of damaged code."""
+    log = Path(error.log) if error.log else None
+    text = log.read_text(encoding="utf-8", errors="replace") if log and log.exists() else ""
+    return any(re.search(pattern, text) for pattern in spec.spoiled)
+
+
 class EngineSession:
     """Runs jobs against one engine, one at a time; each is keyed and kept by itself."""
 
@@ -45,6 +54,7 @@ class EngineSession:
         self._running: Running | None = None
         self._broken: BackendFailed | None = None
         self._starts: dict[str, Start] = {}
+        self._loaded = False
 
     @property
     def started(self) -> bool:
@@ -89,12 +99,22 @@ class EngineSession:
         """A new engine, ready. One that does not get ready is ended, and every further job fails with its reason."""
         self._executor.present(self.spec.model)
         try:
-            return self._started()
+            return self._started_or_spoiled()
         except BackendFailed as error:
             self._broken = error
             if not error.transient:
                 self._executor.keep_failure(keyed, error)
             raise
+
+    def _started_or_spoiled(self) -> Running:
+        """Once more, where code that was kept may be why it did not start: the next start finds none of it."""
+        try:
+            return self._started()
+        except BackendFailed as error:
+            if not (error.transient and self._loaded and spoiled(error, self.spec)):
+                raise
+            self._executor.runner.talk.say(f"{self.spec.title}: starting again without the code that was kept")
+            return self._started()
 
     def _started(self) -> Running:
         executor, spec = self._executor, self.spec
@@ -102,6 +122,7 @@ class EngineSession:
             grant = stack.enter_context(executor.residence(spec.needs))
             with executor.at_work(spec.needs, grant):
                 code = executor.hold_code(spec)
+                self._loaded = code is not None and not code.empty
                 if code:
                     stack.callback(code.close)
                 engine = Engine(spec, executor.toolchain(spec.toolchain), executor.runner, grant, code)

@@ -16,7 +16,7 @@ from benchmarks.document import RESULTS, Json
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "gptq-libraries.md", ROOT / "docs" / "compiled.md")
+PAGES = (README, ROOT / "docs" / "gptq-libraries.md")
 """Every page with marked places."""
 WIDTH = 118
 MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

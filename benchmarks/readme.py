@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 
-from benchmarks import compiled_page, gptq_page
+from benchmarks import gptq_page
 from benchmarks.document import RESULTS, Json
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,6 @@ SENTENCES: dict[str, Callable[[Json], str]] = {
     "by_hand": by_hand,
     "tuner": tuner,
     "verdicts": verdicts,
-    "compiled": compiled_page.tables,
     "gptq_libraries": gptq_page.tables,
 }
 

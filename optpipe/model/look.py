@@ -12,6 +12,9 @@ from optpipe.model.facts import facts_from_headers
 from optpipe.model.facts_gguf import facts_from_gguf
 from optpipe.records import ModelFacts
 
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+"""Where transformers keeps how images and sounds become input: one file or both, by its version."""
+
 
 def look(
     source: sources.Source,
@@ -34,7 +37,10 @@ def look(
         refuse(audit_headers(headers, trust_remote_code=trust_remote_code))
     read = facts_from_gguf if headers.folder is None else facts_from_headers
     facts = read(headers.config, headers.tensors, source=text, kind=headers.kind, revision=headers.revision)
-    return replace(facts, notes=(*facts.notes, *(audit_notes(headers.folder) if headers.folder else ())))
+    if headers.folder is None:
+        return facts
+    processor = any((headers.folder / name).is_file() for name in PROCESSORS)
+    return replace(facts, processor=processor, notes=(*facts.notes, *audit_notes(headers.folder)))
 
 
 def refuse(faults: tuple[Problem, ...]) -> None:

@@ -46,6 +46,10 @@ class ModelFacts:
     experts: int = 0
     stacked_experts: int = 0
     """Weights that hold all experts of a layer in one tensor; they are among no `linears`."""
+    multimodal: bool = False
+    """The text model is one part of it."""
+    processor: bool = False
+    """Files beside the weights say how a multimodal model's images or sounds become input."""
     linears: tuple[tuple[str, int, int], ...] = ()
     """Every quantizable linear weight: (module name, out features, in features)."""
     notes: tuple[str, ...] = ()

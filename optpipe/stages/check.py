@@ -62,9 +62,10 @@ def check(facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any]) -> S
 
 
 def versions_of(engine: str, hardware: Hardware) -> dict[str, str]:
-    """The version that optpipe installs; of the other engines none is known."""
-    found = locked_version("vllm", "vllm", cuda=bool(hardware.gpus)) if engine == "vllm" else None
-    return {engine: found} if found else {}
+    """The versions that optpipe installs; of the other engines none is known."""
+    names = ("vllm", "torchvision") if engine == "vllm" else ()
+    found = {name: locked_version("vllm", name, cuda=bool(hardware.gpus)) for name in names}
+    return {name: version for name, version in found.items() if version}
 
 
 def settings_of(bundle: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from optpipe.toolchains.found import Release
 from optpipe.toolchains.managed import ROLES
 from optpipe.toolchains.versions import locked_version
 
-VERSIONS = (("vllm", "vllm"), ("quantize", "transformers"))
-"""Toolchain and package whose versions the compatibility table asks for."""
+VERSIONS = (("vllm", "vllm"), ("vllm", "torchvision"), ("quantize", "transformers"))
+"""Toolchain and package whose versions the compatibility checks ask for."""
 Releases = Mapping[str, Release]
 NONE: Releases = MappingProxyType({})
 
@@ -99,12 +99,13 @@ def case_of(
 ) -> Case:
     """The candidate as the compatibility checks see it; versions of what optpipe itself would install, and of what
     was found."""
-    versions = {}
+    versions: dict[str, str] = {}
     for role, package in VERSIONS:
         lock = ROLES[role]["cuda" if hardware.gpus else "cpu"]
         own = recipe.toolchains.get(role) or recipe.toolchains.get(lock)
         if own is None or own.kind == "managed":
-            versions[package] = locked_version(role, package, cuda=bool(hardware.gpus)) or ""
+            found = locked_version(role, package, cuda=bool(hardware.gpus))
+            versions |= {package: found} if found else {}
     versions |= {engine: release.version for engine, release in releases.items() if release.version}
     rows = recipe.calibration
     calibrated = (rows.samples, rows.sequence_length) if rows else (0, 0)

@@ -122,6 +122,17 @@ def test_an_architecture_goes_through_the_line(name: str, tmp_path: Path) -> Non
     assert all(answer["finite"] for answer in found["answers"]) and found["mean_abs"] < ALIKE
 
 
+def test_a_multimodal_model_is_refused_where_vllm_cannot_import_it(tmp_path: Path) -> None:
+    """The lock for CPUs has no torchvision; the text model alone is `gemma3`, which goes through the line."""
+    base = made.model("gemma3-wrapped", tmp_path / "base")
+    assert audit(base) == ()
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=base), encoding="utf-8")
+    done = optpipe("plan", "recipe.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and "imports torchvision" in done.stderr and "processor_config.json" in done.stderr
+    with pytest.raises(BackendFailed, match="torchvision"):
+        served("base", base, tmp_path)
+
+
 @pytest.mark.skipif(AMX, reason="this processor has AMX")
 @pytest.mark.parametrize("method", ["fp8", "rtn"])
 def test_an_engine_without_amx_serves_no_quantized_experts(method: str, tmp_path: Path) -> None:

@@ -211,6 +211,38 @@ def test_experts_in_one_tensor_are_refused_with_each_librarys_reason(model_type:
     assert refused(mixture, None, machine=named("h100")) == [], "the base is served as it is"
 
 
+GEMMA = {"architecture": "Gemma3ForConditionalGeneration", "model_type": "gemma3_text", "multimodal": True}
+LOCKED = {"vllm": "0.32.0"}
+"""Of the lock for CPUs: torchvision is not in it."""
+
+
+def against_multimodal(facts: ModelFacts, target: Any, versions: dict[str, str], machine: Any = CPU) -> list[str]:
+    found = findings(Case(facts, None, target, machine, versions))
+    return [f"{one.reason} -> {one.nearest}" for one in found if "multimodal" in one.check and one.outcome == "no"]
+
+
+def test_a_multimodal_model_needs_its_processor_or_a_target_of_text_alone(facts: ModelFacts) -> None:
+    bare = replace(facts, **GEMMA)
+    (told,) = against_multimodal(bare, VLLM, {}, named("h100"))
+    assert "neither processor_config.json nor preprocessor_config.json" in told
+    assert "-> engine_args: {language_model_only: true}" in told
+    none = {"limit_mm_per_prompt": {"image": 0}}
+    for engine_args in ({"language_model_only": True}, {"language-model-only": True}, none):
+        assert against_multimodal(bare, {**VLLM, "engine_args": engine_args}, {}, named("h100")) == []
+    some = {**VLLM, "engine_args": {"limit_mm_per_prompt": {"image": 1}}}
+    assert len(against_multimodal(bare, some, {}, named("h100"))) == 1
+    assert against_multimodal(replace(bare, processor=True), VLLM, {}, named("h100")) == []
+    assert against_multimodal(facts, VLLM, LOCKED) == [], "a text model needs none"
+
+
+def test_a_multimodal_model_needs_torchvision_which_the_lock_for_cpus_lacks(facts: ModelFacts) -> None:
+    whole = replace(facts, **GEMMA, processor=True)
+    (told,) = against_multimodal(whole, {**VLLM, "engine_args": {"language_model_only": True}}, LOCKED)
+    assert "imports torchvision" in told and "toolchains.vllm" in told
+    assert against_multimodal(whole, VLLM, {**LOCKED, "torchvision": "0.29.0"}, named("h100")) == []
+    assert against_multimodal(whole, VLLM, {}) == [], "of somebody's own environment nothing is known"
+
+
 def test_vllm_on_a_cpu_has_only_some_head_sizes(facts: ModelFacts) -> None:
     small = replace(facts, head_dim=16)
     assert "no attention for heads of 16" in refused(small, None)[0]

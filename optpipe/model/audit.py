@@ -94,7 +94,7 @@ def weight_problems(weights: Weights, config: Json | None, shape: Shape | None) 
     if config and shape and weights.whole:
         problems += capped(list(shape_problems(weights, config, shape)), place)
         facts = {fact.name: fact for header in weights.headers.values() for fact in header.tensors}
-        problems += capped(list(stored_problems(facts, config, shape, place)), place)
+        problems += capped(list(stored_problems(facts, config, place)), place)
     return problems
 
 

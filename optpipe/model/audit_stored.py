@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optpipe.errors import Problem
-from optpipe.model.config import Shape, quantization_of, text_config
+from optpipe.model.config import quantization_of, text_config
 from optpipe.model.facts import SMALL
 from optpipe.model.linears import split_name
 from optpipe.model.reasons import fused_key
@@ -26,7 +26,7 @@ PACKING = ("gptq", "awq", "compressed-tensors")
 Facts = Mapping[str, TensorFact]
 
 
-def stored_problems(facts: Facts, config: Json, shape: Shape, folder: str) -> Iterator[Problem]:
+def stored_problems(facts: Facts, config: Json, folder: str) -> Iterator[Problem]:
     """Quantized weights without a word in the configuration, the reverse, and layers that are not whole."""
     small = [fact for fact in facts.values() if is_quantized(fact)]
     quantized = quantization_of(config)
@@ -73,7 +73,7 @@ def fused_problems(facts: Facts, folder: str) -> Iterator[Problem]:
         key = fused_key(module) if kind in WEIGHTS and ".experts." not in fact.name else None
         if key:
             scale = facts.get(f"{module}.weight_scale") or facts.get(f"{module}.scales")
-            groups.setdefault(key, {})[module] = (kind, fact.dtype, groups_of(fact, scale))
+            groups.setdefault(key, {})[module] = (kind, fact.dtype, groups_of(scale))
     for members in groups.values():
         if len(set(members.values())) > 1:
             shown = ", ".join(f"{name} {kind} {dtype}" for name, (kind, dtype, _) in members.items())
@@ -81,7 +81,7 @@ def fused_problems(facts: Facts, folder: str) -> Iterator[Problem]:
             yield Problem(folder, f"layers that engines fuse are stored in different ways: {shown}", hint)
 
 
-def groups_of(weight: TensorFact, scale: TensorFact | None) -> int:
+def groups_of(scale: TensorFact | None) -> int:
     """Scales along the input of a layer; AWQ and GPTQ keep them in rows, the others in columns."""
     if scale is None or len(scale.shape) < 2:
         return 0

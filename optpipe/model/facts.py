@@ -138,7 +138,7 @@ def dtype_of_weights(shape: Shape, weights: Sequence[Weight]) -> str:
 def notes_of(shape: Shape, weights: Sequence[Weight], tied: bool, quantized: str | None) -> tuple[str, ...]:
     """What a reader must know of the model, in sentences."""
     found = [
-        *embedding_notes(shape, weights, tied),
+        *embedding_notes(weights, tied),
         *dtype_notes(shape, weights),
         *quantization_notes(weights, quantized),
         *structure_notes(shape, weights),
@@ -146,7 +146,7 @@ def notes_of(shape: Shape, weights: Sequence[Weight], tied: bool, quantized: str
     return tuple(found)
 
 
-def embedding_notes(shape: Shape, weights: Sequence[Weight], tied: bool) -> list[str]:
+def embedding_notes(weights: Sequence[Weight], tied: bool) -> list[str]:
     heads = [weight.module for weight in weights if is_head(weight.module)]
     if tied and heads:
         return [f"the configuration ties the embeddings, so the {heads[0]} in the file is not used"]

@@ -41,7 +41,6 @@ TITLE = "org.opencontainers.image.title"
 
 VERSION_TAG = re.compile(r"sha256-[0-9a-f]{64}")
 MOVE_TAG = re.compile(r".+\.\d{6}\.[0-9a-f]{12}")
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from optpipe.backends.engines import ENGINES
 from optpipe.model import job_memory, memory, roofline, task_work
 from optpipe.model.hardware import peaks
 from optpipe.recipe.schema import Recipe
@@ -136,8 +137,11 @@ def total_seconds(
     jobs = sum(plan.job_seconds.value for plan in plans if plan.job_seconds) + PREPARE_S
     trials = recipe.tune.trials * recipe.tune.finalists
     tasks = task_seconds(recipe, facts, hardware, len(recipe.targets))
-    total = jobs / side_by_side + (len(plans) + 1) * session + trials * (session - CHECKS_S) + tasks
+    alone = sum(ENGINES[recipe.targets[plan.candidate.target].engine].OFFLINE is not None for plan in plans)
+    loads = trials + (alone if recipe.load.concurrency else 0)
+    total = jobs / side_by_side + (len(plans) + 1) * session + loads * (session - CHECKS_S) + tasks
     how = f"{side_by_side} jobs side by side, {len(plans) + 1} engines, {trials} trials"
+    how += f", {alone} loads without a server" if loads > trials else ""
     return Estimated(total, "s", how + (f", {tasks:.0f} s of tasks" if tasks else ""))
 
 

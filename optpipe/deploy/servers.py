@@ -95,6 +95,7 @@ TRT = Metrics(
     waiting="trtllm_num_requests_waiting",
     kv="trtllm_kv_cache_utilization",
 )
+EARLY = "early release candidates of 1.3 tell less than 1.3: see which series {version} has before you rely on rules"
 TRT_ENGINES = (1, 2)
 """Before it, `return_perf_metrics` ends a server of an engine (NVIDIA/TensorRT-LLM issue 9678)."""
 
@@ -168,7 +169,7 @@ def tensorrt_llm(version: str, *, built: bool) -> Server:
         images={"cuda": "nvcr.io/nvidia/tensorrt-llm/release:{version}"},
         settings=asked,
         load_s=int(READY_S),
-        unseen=NOTES,
+        unseen=(*NOTES, *([EARLY.format(version=version)] if "rc" in version and not old else [])),
     )
 
 

@@ -218,6 +218,11 @@ def test_an_engine_that_nobody_wrote_down_is_refused_with_what_to_use() -> None:
     assert "optpipe serve" in str(refused.value.hint)
 
 
+def test_a_release_candidate_may_tell_less_and_the_files_say_so() -> None:
+    assert any("1.3.0rc5" in note for note in server("tensorrt_llm", "1.3.0rc5", built=False).unseen)
+    assert len(server("tensorrt_llm", "1.3.0", built=False).unseen) == 1
+
+
 def test_the_command_says_what_was_not_seen(
     bundle_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

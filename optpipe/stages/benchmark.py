@@ -51,7 +51,8 @@ def offline(run: Run, recipe: Recipe, base: Checkpoint, entry: Entry, served: Se
 
 
 def offline_job(recipe: Recipe, base: Checkpoint, entry: Entry, kind: str, spec: EngineSpec) -> Job:
-    own = {"seed": recipe.seed, "name": spec.served_name, "config": spec.config_text}
+    width = spec.config.get("tensor_parallel_size", 1)
+    own = {"seed": recipe.seed, "name": spec.served_name, "config": spec.config_text, "width": width}
     needs = Needs(spec.needs.cpus, spec.needs.gpus, spec.needs.memory_bytes, exclusive=True)
     return Job(
         kind=kind,

@@ -173,8 +173,12 @@ def bench(release: str, words: list[str]) -> None:
         inner.add_argument(name, type=int, required=True)
     inner.add_argument("--streaming", action="store_true")
     inner.add_argument("--engine_dir", type=Path)
+    inner.add_argument("--tp", type=int)
     model, said = outer.parse_args(words[:at]), inner.parse_args(words[at + 1 :])
-    check_keys(yaml.safe_load(said.config.read_text()), said.backend)
+    keys = yaml.safe_load(said.config.read_text())
+    check_keys(keys, said.backend)
+    if (said.engine_dir is None) != (said.tp == keys.get("tensor_parallel_size", 1)):
+        fail("a checkpoint wants its parallelism, an engine its folder")
     asked = [json.loads(line) for line in said.dataset.read_text().splitlines()]
     if not said.streaming or any(set(one) != {"task_id", "input_ids", "output_tokens"} for one in asked):
         fail("ValueError: dataset")

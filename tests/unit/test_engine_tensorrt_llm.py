@@ -327,7 +327,7 @@ def work_in(folder: Path, release: str, monkeypatch: pytest.MonkeyPatch) -> Work
 
 
 def options(load: Load = LOAD) -> dict[str, Any]:
-    return {**to_json(load), "seed": 1, "name": "w4@trt", "config": "max_batch_size: 8\n"}
+    return {**to_json(load), "seed": 1, "name": "w4@trt", "config": "max_batch_size: 8\n", "width": 1}
 
 
 @pytest.mark.parametrize(("release", "built"), [("1.2.1", False), ("1.2.1", True), ("1.3.0", False)])

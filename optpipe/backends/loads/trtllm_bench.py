@@ -41,19 +41,21 @@ class Bench:
     model: Path
     folder: Path
     engine: bool = False
-    """The folder holds an engine of `trtllm-build`."""
+    """The folder holds an engine of `trtllm-build`, which knows its parallelism."""
+    width: int = 1
+    """GPUs that share each layer of a checkpoint."""
 
     def file(self, name: str) -> Path:
         return self.folder / name
 
 
 def run(options: Json, work: Work) -> Json:
-    """Options are a Load, `seed`, `name` and `config`, the engine's YAML; inputs `model` and `tokenizer`.
+    """Options are a Load, `seed`, `name`, `config` (the engine's YAML) and `width`; inputs `model` and `tokenizer`.
 
     The record is that of a load: {"rows", "hit_rate", "unique_prompts", "command"}, and `release` with the totals of
     the tool's own report.
     """
-    own = ("seed", "name", "config")
+    own = ("seed", "name", "config", "width")
     load = from_json(Load, {name: value for name, value in options.items() if name not in own})
     try:
         version = release()
@@ -61,7 +63,8 @@ def run(options: Json, work: Work) -> Json:
     except Wrong as wrong:
         raise Failure(str(wrong), hint="name the Python of a TensorRT-LLM environment or container") from None
     model = work.inputs["model"]
-    bench = Bench(str(options["name"]), model, work.folder, any(model.glob("rank*.engine")))
+    engine = any(model.glob("rank*.engine"))
+    bench = Bench(str(options["name"]), model, work.folder, engine, int(options["width"]))
     bench.file("config.yaml").write_text(str(options["config"]), encoding="utf-8")
     prompts = random_prompts(work.inputs["tokenizer"], load, int(options["seed"]))
     bench.file("dataset.jsonl").write_text(dataset(prompts, load.output_tokens), encoding="utf-8")
@@ -83,7 +86,7 @@ def run(options: Json, work: Work) -> Json:
 def argv(bench: Bench, load: Load, version: str) -> tuple[str, ...]:
     """The words of `trtllm-bench ... throughput ...`; without streaming it would tell no times of first tokens."""
     file = "--extra_llm_api_options" if builds(version) else "--config"
-    place = ("--engine_dir", str(bench.model)) if bench.engine else ()
+    place = ("--engine_dir", str(bench.model)) if bench.engine else ("--tp", str(bench.width))
     return (
         *("--model", bench.name, "--model_path", str(bench.model), "throughput"),
         *("--backend", "tensorrt" if bench.engine else "pytorch", *place, file, str(bench.file("config.yaml"))),

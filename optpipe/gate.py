@@ -22,8 +22,9 @@ from optpipe.model import hardware
 from optpipe.outcome import Entry
 from optpipe.recipe.schema import Recipe
 from optpipe.records import Check, Status, from_json
-from optpipe.report.compare import Axis, Comparison, Line, Side, change_told, compare, side
+from optpipe.report.compare import Axis, Comparison, Line, change_told, compare
 from optpipe.report.data import read
+from optpipe.report.side import Side, side
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder, digest_file, read_json, readable
 from optpipe.stages.evaluate import Scorer

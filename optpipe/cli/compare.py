@@ -12,7 +12,7 @@ from optpipe.cli.shared import AsJson, Where, github_file
 
 if TYPE_CHECKING:
     from optpipe.gate import Against, Gated
-    from optpipe.report.compare import Side
+    from optpipe.report.side import Side
 
 WHAT = "A run folder, a bundle's folder, or name@alias; RUN:CANDIDATE for another than the winner."
 First = Annotated[str, typer.Argument(metavar="A", help=WHAT, show_default=False)]
@@ -101,7 +101,7 @@ def told(found: Gated, verdict: str) -> str:
 def side_of(reference: str, registry: str | None) -> Side:
     """The records that a reference means."""
     from optpipe.errors import InputError
-    from optpipe.report.compare import side
+    from optpipe.report.side import side
 
     path, colon, candidate = reference.partition(":") if not Path(reference).exists() else (reference, "", "")
     if colon and not candidate:
@@ -114,7 +114,7 @@ def side_of(reference: str, registry: str | None) -> Side:
 
 def own(reference: str, run: Path) -> str:
     """`@alias` means the model that the run is of; a run that is not there ends here, whatever `reference` is."""
-    from optpipe.report.compare import read_either
+    from optpipe.report.side import read_either
 
     name = read_either(run).name
     return f"{name}{reference}" if reference.startswith("@") else reference

@@ -8,8 +8,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import platform
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from optpipe.report.card import model_card
 from optpipe.report.data import ReportData, Row, layout, rows
 from optpipe.report.markdown import markdown
 from optpipe.report.page import html
+from optpipe.report.portable import portable
 from optpipe.rundir import LICENCES, LOCKS, RunFolder, digest_bytes, read_json, remove_tree, sync_folder, sync_tree
 
 WEIGHTS = (".safetensors", ".onnx", ".engine")
@@ -259,34 +258,6 @@ def engine_settings(engine: Engine) -> Json:
             hint = "give it to the server by its environment, e.g. VLLM_API_KEY"
             raise InputError(f"{key} is a secret and bundles are read by many", place=f"engine_args.{key}", hint=hint)
     return {key: value for key, value in sorted(flat.items()) if key not in OF_ONE_RUN}
-
-
-# ---------------------------------------------------------------- nothing of this machine
-
-
-ABSOLUTE = re.compile(r"(?<![\w.:/<>-])/(?!v\d)[\w.][^\s:'\",;)\]]*")
-"""An absolute path in a text; not the `//` of a URL, not an API's `/v1/...`."""
-
-
-def portable(record: Any, artifacts: Path) -> Any:
-    """JSON without absolute paths and this host's name: inside the artifacts relative, else the last part."""
-    return _portable(to_json(record), f"{artifacts}/", platform.node())
-
-
-def _portable(value: Any, artifacts: str, host: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _portable(item, artifacts, host) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_portable(item, artifacts, host) for item in value]
-    if not isinstance(value, str):
-        return value
-    if host and value == host:
-        return "this machine"
-    return ABSOLUTE.sub(_last_part, value.replace(artifacts, "artifacts/"))
-
-
-def _last_part(found: re.Match[str]) -> str:
-    return f"<path>/{found[0].rstrip('/').rpartition('/')[2]}"
 
 
 def _pretty(record: Any) -> str:

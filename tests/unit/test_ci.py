@@ -14,9 +14,10 @@ from optpipe.errors import InputProblems, Problem
 from optpipe.gate import Gated
 from optpipe.records import Check
 from optpipe.report import ci
-from optpipe.report.compare import Side, compare
+from optpipe.report.compare import compare
 from optpipe.report.data import rows
 from optpipe.report.markdown import markdown
+from optpipe.report.side import Side
 from tests.report_data import report_data
 
 Golden = Callable[[str, str], None]

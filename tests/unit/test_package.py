@@ -16,8 +16,9 @@ from optpipe import bundle as bundles
 from optpipe.errors import BackendFailed, InputError
 from optpipe.records import Bundle
 from optpipe.report.data import ReportData
+from optpipe.report.portable import portable
 from optpipe.rundir import LICENCES, LOCKS, RunFolder
-from optpipe.stages.package import Engine, package, portable
+from optpipe.stages.package import Engine, package
 from tests.report_data import checkpoint, report_data, tuning
 
 ENGINE = Engine(

@@ -40,8 +40,8 @@ from optpipe.stages.resolve import check_inputs, resolve
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 ARTIFACTS = Path("artifacts") / "compiled"
-STARTS, ROUNDS = 2, 5
-LOADS = {"one": Load(concurrency=1, requests=12), "four": Load(concurrency=4, requests=32)}
+STARTS, ROUNDS = 2, 4
+LOADS = {"one": Load(concurrency=1, requests=8), "four": Load(concurrency=4, requests=24)}
 """Prompts of 128 tokens, answers of 32."""
 FIGURES = (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("tokens_per_s", "tps"))
 MEMORY = 3 << 30
@@ -54,12 +54,12 @@ def measure(*changes: str) -> Json:
     with at_work(recipe) as run:
         base = resolve(run, recipe, inspect(recipe, run.recipe_folder, run.talk.say))
         specs = {kind: spec(base, run, kind) for kind in KINDS}
-        starts = started(run, specs)
         texts = check_inputs(run, recipe)
         scorer = Scorer(run, recipe, base, texts.scored)
         rounds = [loaded(run, base, specs, number) for number in range(ROUNDS)]
         parity = {kind: agreed(run, scorer, base, specs[kind]) for kind in KINDS}
-        versions = run.toolchains.versions()
+        run.executor.parking.clear()
+        starts, versions = started(run, specs), run.toolchains.versions()
     return {"starts": starts, "rounds": rounds, "parity": parity, "toolchains": versions}
 
 

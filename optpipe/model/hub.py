@@ -105,7 +105,7 @@ def _unreachable(error: Exception, place: str) -> InputError | EnvironmentMissin
     return EnvironmentMissing(f"the hub {what}", place=place, hint="check the network and HF_ENDPOINT, try again")
 
 
-def _absent(place: str, why: str, what: str = "it is not") -> EnvironmentMissing:
+def _absent(place: str, why: str, what: str = "it is not, or not whole,") -> EnvironmentMissing:
     """Of what would have to come from the hub: what was tried, and the ways round."""
     return EnvironmentMissing(
         f"{why}, and {what} in the local cache {constants().HF_HUB_CACHE}",

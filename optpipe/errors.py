@@ -8,6 +8,7 @@ OptpipeError            1  a bug of ours (what the others are not)
 +- GateFailed           5  nothing passed the gates, or a regression was found
 +- PublishFailed        6  a registry refused or a bundle is not what it says
 |  +- AliasMoved           somebody else moved the alias meanwhile
+|  +- Unreachable          no connection to a registry's server
 +- Inconclusive         7  more measuring would be needed to decide
 +- Interrupted        130  the user stopped it
 """
@@ -78,6 +79,10 @@ class PublishFailed(OptpipeError):
 
 class AliasMoved(PublishFailed):
     """An alias means something else than it was expected to: somebody else was faster."""
+
+
+class Unreachable(PublishFailed):
+    """A registry's server to which no connection came about; where it is a source, an environment that lacks."""
 
 
 class Inconclusive(OptpipeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from optpipe.cli import run
 from optpipe.errors import InputError, OptpipeError, PublishFailed
 from optpipe.proofs import Notary
 from tests.bundles import small_bundle
+
+ROOT = Path(__file__).parents[2]
 
 
 class Shop:
@@ -133,6 +136,20 @@ def test_a_registry_that_cannot_be_reached_says_where_and_what_to_look_at(regist
     assert ended.returncode == 6, ended.stderr
     assert "127.0.0.1:9" in ended.stderr and "check the" in ended.stderr and "network" in ended.stderr
     assert "Retrying" not in ended.stderr, "the hub's client would try for 23 s"
+
+
+@pytest.mark.parametrize("registry", ["oci+http://127.0.0.1:9/a", "s3+http://127.0.0.1:9/bucket", "hf://me"])
+def test_a_registry_that_is_a_source_and_cannot_be_reached_is_told_at_its_place(registry: str, tmp_path: Path) -> None:
+    demo = (ROOT / "recipes" / "demo.yaml").read_text(encoding="utf-8")
+    source = f"registry:{registry}/tiny@champion"
+    (tmp_path / "recipe.yaml").write_text(re.sub(r"source: wheel:llm\S+", f"source: {source}", demo), encoding="utf-8")
+    reach = {"HF_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    env = {**os.environ, **reach, "PYTHONPATH": str(ROOT), "OPTPIPE_HOME": str(tmp_path / "home")}
+    argv = [sys.executable, "-m", "optpipe", "plan", "recipe.yaml"]
+    ended = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert f"recipe.yaml:8:11: model.source: {source}: " in ended.stderr and "127.0.0.1:9" in ended.stderr
+    assert "name a folder as the source" in ended.stderr
 
 
 def test_the_default_registry_may_be_empty(

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from optpipe.backends.registries.storage import AGAIN
-from optpipe.errors import PublishFailed
+from optpipe.errors import PublishFailed, Unreachable
 from optpipe.rundir import CHUNK
 
 TIMEOUT_S = 60.0
@@ -110,10 +110,10 @@ class Http:
         except httpx2.TransportError as error:
             raise self._broken(error) from None
 
-    def _broken(self, error: Exception) -> PublishFailed:
+    def _broken(self, error: Exception) -> Unreachable:
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         hint = f"check the address and the network; {AGAIN}"
-        return PublishFailed(f"the connection failed ({what})", place=self.url, hint=hint)
+        return Unreachable(f"the connection failed ({what})", place=self.url, hint=hint)
 
     def _demand(self, answer: Any, method: str) -> None:
         status = answer.status_code

@@ -21,7 +21,7 @@ from optpipe import bundle as bundles
 from optpipe.backends.registries import places
 from optpipe.backends.registries.storage import AGAIN, Storage
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import PublishFailed
+from optpipe.errors import PublishFailed, Unreachable
 from optpipe.model import hub
 from optpipe.rundir import CHUNK
 
@@ -66,7 +66,7 @@ class HuggingFaceStorage(Storage):
     def _api(self) -> Any:
         if why := hub.away():
             hint = f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE; {AGAIN}"
-            raise PublishFailed(why, place=self.where, hint=hint)
+            raise Unreachable(why, place=self.where, hint=hint)
         return hub.api()
 
     # ------------------------------------------------------------ versions

@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe import bundle as bundles
 from optpipe.backends import registries
 from optpipe.backends.registries.registry import Registry
-from optpipe.errors import InputError, PublishFailed
+from optpipe.errors import EnvironmentMissing, InputError, PublishFailed, Unreachable
 from optpipe.model import fetching, sources
 from optpipe.proofs import Notary, provenance
 from optpipe.records import Bundle
@@ -54,7 +54,11 @@ def puller(default: Path, say: sources.Say) -> fetching.Pull:
             hint = "name a registry's folder or URL, then / and the model"
             raise InputError(f"there is no folder {where}", place=str(wanted), hint=hint)
         registry = registries.at(where, notary=Notary(say))
-        return registry.local(registry.resolve(f"{wanted.name}@{wanted.reference}"))
+        try:
+            return registry.local(registry.resolve(f"{wanted.name}@{wanted.reference}"))
+        except Unreachable as error:
+            hint = "check the address and the network; without one name a folder as the source"
+            raise EnvironmentMissing(f"{error.place}: {error.message}", place=str(wanted), hint=hint) from None
 
     return pull
 

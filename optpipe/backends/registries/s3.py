@@ -24,7 +24,7 @@ from optpipe import bundle as bundles
 from optpipe.backends.registries import places
 from optpipe.backends.registries.storage import Storage
 from optpipe.bundle import Entry, Manifest
-from optpipe.errors import PublishFailed
+from optpipe.errors import PublishFailed, Unreachable
 from optpipe.rundir import CHUNK
 
 PART = 64 << 20
@@ -240,7 +240,7 @@ class S3Storage(Storage):
             raise PublishFailed(message.strip(), place=self.where, hint=hint) from None
         except (EndpointConnectionError, HTTPClientError) as error:
             hint = f"check the endpoint and the network; {again}"
-            raise PublishFailed(str(error).partition("?")[0].replace('"', ""), place=self.where, hint=hint) from None
+            raise Unreachable(str(error).partition("?")[0].replace('"', ""), place=self.where, hint=hint) from None
         except BotoCoreError as error:
             raise PublishFailed(str(error), place=self.where, hint=again) from None
 

@@ -147,13 +147,15 @@ def coverage_check(asked: int, left: Sequence[str]) -> Check:
     return Check("coverage", "rejected", reason, float(len(left)), 0.0)
 
 
+COMPILED_ON = "compiled on "
+"""The check of each text; its value is the change in per cent."""
 COMPILED_TOLERANCE_PCT = 1.0
 """A compiled artifact's perplexity against its checkpoint's, where the target asks for no other numbers."""
 
 
 def compiled_check(text: str, change: Measured, changes: str | None) -> Check:
     """Whether compiling left the numbers alone; where the target asks for other ones, that is the reason."""
-    name, limit = f"compiled on {text}", COMPILED_TOLERANCE_PCT
+    name, limit = f"{COMPILED_ON}{text}", COMPILED_TOLERANCE_PCT
     found = f"perplexity on {text} is {change.value:+.2f} % from its checkpoint's by transformers ({change.n} units)"
     if not math.isfinite(change.value):
         return Check(name, "failed", f"{name}: {change.value} is no finite figure", None, limit)

@@ -58,13 +58,12 @@ def broken_off(folder: Path, jobs: Mapping[str, int], seconds: Json) -> Json:
 
 def candidate(row: Row) -> Json:
     """What is known of one candidate; null where it did not get so far."""
-    checkpoint = row.checkpoint
     found: Json = {
         "status": row.status,
         "reasons": list(row.reasons),
-        "model_digest": checkpoint.model_digest if checkpoint else None,
+        "model_digest": row.model_digest,
         "bytes": row.bytes,
-        "bits_per_weight": checkpoint.bits_per_weight if checkpoint else None,
+        "bits_per_weight": row.bits_per_weight,
     }
     texts = row.evaluation.texts if row.evaluation else ()
     found["perplexity"] = {text.text: perplexity(text) for text in texts}

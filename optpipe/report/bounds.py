@@ -41,6 +41,8 @@ def of_row(data: ReportData, row: Row) -> Iterator[Line]:
     load = data.recipe.get("load", {})
     if found is None or row.candidate is None or not load:
         return
+    if row.compiled and row.compiled.bits:  # weights that the compiler itself quantized are of another size
+        return
     machine, prompt, answer = engine_machine(data), int(load["input_tokens"]), int(load["output_tokens"])
     yield from decoding(data, row.candidate, found, machine, prompt + answer // 2, row.winner)
     yield from reading(data, row.candidate, found, machine, prompt, row.winner)

@@ -116,7 +116,7 @@ def outputs(data: ReportData, digest: str | None, bundle: str | None) -> dict[st
         "winner": winner.name if winner else "",
         "digest": digest or "",
         "bundle": bundle or "",
-        "model-digest": winner.checkpoint.model_digest if winner and winner.checkpoint else "",
+        "model-digest": (winner.model_digest if winner else None) or "",
     }
     return {name: " ".join(value.split()) for name, value in found.items()}
 

@@ -122,6 +122,18 @@ class Row:
         return made.bytes if made else None
 
     @property
+    def bits_per_weight(self) -> float | None:
+        """Of what is served: the compiler's own where it quantized, else the checkpoint's."""
+        own = self.compiled.bits if self.compiled else None
+        return own or (self.checkpoint.bits_per_weight if self.checkpoint else None)
+
+    @property
+    def model_digest(self) -> str | None:
+        """Of what is served."""
+        made = self.compiled if self.compiled and self.compiled.built else self.checkpoint
+        return made.model_digest if made else None
+
+    @property
     def target(self) -> str | None:
         return self.candidate.target if self.candidate else None
 

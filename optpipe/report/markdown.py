@@ -66,7 +66,7 @@ def scored(table: Sequence[Row]) -> list[str]:
 
 def compiled(table: Sequence[Row]) -> list[str]:
     """What was built for an engine, where anything was."""
-    built = [words.compiled(row.compiled) for row in table if row.compiled and row.compiled.any]
+    built = words.all_compiled(table)
     return [grid(words.COMPILED, built)] if built else []
 
 
@@ -86,7 +86,7 @@ def latency(table: Sequence[Row]) -> list[str]:
 
 def offline(table: Sequence[Row]) -> list[str]:
     """What engines' own benchmarks found without a server, where any has one."""
-    told = [words.offline(row.serving) for row in table if row.serving and row.serving.offline]
+    told = words.all_offline(table)
     return [grid(words.OFFLINE, told), words.OFFLINE_CAPTION] if told else []
 
 
@@ -110,7 +110,7 @@ def tuning(table: Sequence[Row]) -> list[str]:
     return [
         f"Tuning of {row.name}: default {figures.whole(row.tuning.default_goodput)}, "
         f"tuned {figures.whole(row.tuning.tuned_goodput)} in {len(row.tuning.trials)} trials, with "
-        + ", ".join(f"`{key}: {words.plain(value)}`" for key, value in sorted(row.tuning.config.items()))
+        + (words.settings(row.tuning.config) or "the engine's own settings")
         for row in table
         if row.tuning
     ]

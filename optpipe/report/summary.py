@@ -55,9 +55,9 @@ def _tiles(row: Row, base: Row | None) -> tuple[Tile, ...]:
 
 
 def _size(row: Row, base: Row | None) -> Tile | None:
-    if row.checkpoint is None or row.bytes is None:
+    if row.bits_per_weight is None or row.bytes is None:
         return None
-    detail = f"{row.checkpoint.bits_per_weight:.2f} bits per weight"
+    detail = f"{row.bits_per_weight:.2f} bits per weight"
     if base is None or base.bytes is None:
         return Tile("Size", figures.size(row.bytes), detail)
     share = 100.0 * row.bytes / base.bytes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from optpipe.records import Challenge, Compiled, KeptCode, LoadFigures, Serving
+from optpipe.judge import COMPILED_ON
+from optpipe.records import Challenge, Compiled, Evaluation, Json, KeptCode, LoadFigures, Serving
 from optpipe.report import figures
-from optpipe.report.data import ReportData
+from optpipe.report.data import ReportData, Row
 
 LATENCIES = (
     ("ttft_ms", "Time to first token (TTFT)"),
@@ -110,11 +112,16 @@ def setup(data: ReportData) -> list[tuple[str, str]]:
     ]
 
 
-COMPILED = ("Compiled", "How", "Bound to", "At most", "Size", "Took")
+COMPILED = ("Compiled", "How", "Perplexity from its checkpoint's", "Bound to", "At most", "Size", "Took")
 
 
 OFFLINE = ("Without a server", "By", "Output", "Served", "TTFT P50", "TPOT P50", "n")
 OFFLINE_CAPTION = "The same load by the engine's own benchmark, without HTTP and tokenizer: it ranks nothing."
+
+
+def all_offline(table: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each candidate that its engine's own benchmark was run for."""
+    return [offline(row.serving) for row in table if row.serving and row.serving.offline]
 
 
 def offline(serving: Serving) -> tuple[str, ...]:
@@ -130,11 +137,29 @@ def offline(serving: Serving) -> tuple[str, ...]:
     return serving.candidate, found.tool, output, served, first, each, f"{told.requests:,}"
 
 
-def compiled(found: Compiled) -> tuple[str, ...]:
+def all_compiled(table: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each candidate that anything was compiled for."""
+    return [compiled(row.compiled, row.evaluation) for row in table if row.compiled and row.compiled.any]
+
+
+def settings(config: Json) -> str:
+    """Settings as Markdown has them."""
+    return ", ".join(f"`{key}: {plain(value)}`" for key, value in sorted(config.items()))
+
+
+def from_checkpoint(evaluation: Evaluation | None) -> str:
+    """What compiling did to the perplexity of each text, where the artifact itself was scored."""
+    checks = evaluation.checks if evaluation else ()
+    found = [(c.name.removeprefix(COMPILED_ON), c.value) for c in checks if c.name.startswith(COMPILED_ON)]
+    return ", ".join(f"{text} {value:+.2f} %" for text, value in found if value is not None) or "not scored by itself"
+
+
+def compiled(found: Compiled, evaluation: Evaluation | None) -> tuple[str, ...]:
     """One line of the table of what was compiled."""
     return (
         found.candidate,
         found.how,
+        from_checkpoint(evaluation),
         ", ".join(f"{name} {value}" for name, value in found.bound_to.items()),
         ", ".join(f"{name} {value}" for name, value in found.limits.items()),
         figures.size(found.bytes) if found.code is None else code_size(found.code),

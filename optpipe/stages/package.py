@@ -119,7 +119,7 @@ def describe(row: Row, data: ReportData, engine: Engine, base: Checkpoint) -> Js
         "candidate": row.name,
         "model_digest": served(row).model_digest,
         "bytes": served(row).bytes,
-        "bits_per_weight": row.checkpoint.bits_per_weight,
+        "bits_per_weight": row.bits_per_weight,
         "method": (row.checkpoint.scheme or {}).get("method"),
         "scheme": row.checkpoint.scheme,
         **scheme,

@@ -229,6 +229,9 @@ def compared(c: Contender, winner: Contender, objective: str) -> str:
     scale = 100.0 / winner.objective.value
     low, high = sorted(abs(end) * scale for end in gap.ci95)
     if not is_tie(c, winner):
+        if objective == "goodput" and c.objective.value == 0.0:
+            carried = f"{winner.objective.value:,.4g} {winner.objective.unit}"
+            return f"no request was inside the SLO, where {winner.name} carries {carried}"
         spread = "" if low == high else f" [{low:.0f}, {high:.0f}]"
         return f"{word} than {winner.name} by {abs(gap.value) * scale:.0f} %{spread}"
     ends = f"[{-gap.ci95[1] * scale:+.0f}, {-gap.ci95[0] * scale:+.0f}]"

@@ -47,7 +47,10 @@ def test_both_targets_end_with_figures_in_the_report(both: tuple[Place, Done]) -
     assert {name for name, one in candidates.items() if one["output_tokens_per_s"]} == {
         f"{checkpoint}@{target}" for checkpoint in ("base", "w4") for target in TARGETS
     }
+    assert candidates["w4@ort"]["model_digest"] == record(place, "w4@ort")["digest"]
+    assert candidates["w4@ort"]["bytes"] == record(place, "w4@ort")["bytes"]
     report = (place.artifacts / "latest" / "report.md").read_text()
+    assert "| stories +0.00 % |" in report, "what compiling did to the perplexity"
     assert "| w4@ort | graph with the checkpoint's 4-bit codes" in report and "version 0.18.0" in report
 
 

@@ -81,6 +81,13 @@ def test_the_most_goodput_wins_and_the_loser_is_told_by_how_much() -> None:
     assert reason_of(chosen, "base@vllm") == "slower than int8@vllm by 33 % [31, 36]"
 
 
+def test_who_serves_nobody_inside_the_slo_is_told_so() -> None:
+    chosen = run({"base@vllm": (3.0, 0.9), "int8@vllm": (0.0, 0.06)})
+    assert chosen.winner == "base@vllm"
+    told = "no request was inside the SLO, where base@vllm carries 3 requests/s"
+    assert reason_of(chosen, "int8@vllm") == told
+
+
 def test_a_tie_goes_to_the_base_without_an_incumbent() -> None:
     chosen = run({"base@vllm": (2.9, 0.3), "int8@vllm": (3.0, 0.3)})
     assert chosen.winner == "base@vllm"

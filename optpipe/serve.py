@@ -44,12 +44,23 @@ def serve_bundle(reference: str, registry: str, policy: Policy, at: tuple[str, i
     engine = toolchain_for(about, this_machine())
     end_leftovers(say)
     say(f"{name}: {about['candidate']}, {about['bytes'] / 1e6:,.1f} MB, {proof.told}")
-    with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch, kept_code(about, engine, cache) as code:
+    with tempfile.TemporaryDirectory(prefix="optpipe-serve-") as scratch:
         order = command(folder, name, engine, about, Path(scratch), at)
-        if code:
-            own = {key: str(code.path) if value == PLACE else value for key, value in order.env.items()}
-            order = replace(order, env=own)
-        return run_engine(order, host, port, code)
+        for last in (False, True):
+            with kept_code(about, engine, cache) as code:
+                try:
+                    return run_engine(placed(order, code), host, port, code)
+                except BackendFailed:
+                    if last or code is None or not code.suspect:
+                        raise
+            say("it did not start with the code that was kept: starting again without")
+    raise AssertionError("the last try serves or raises")
+
+
+def placed(order: Command, code: KeptFolder | None) -> Command:
+    """The command with the folder for what it compiles in its variables."""
+    own = {key: str(code.path) if code and value == PLACE else value for key, value in order.env.items()}
+    return replace(order, env=own)
 
 
 @contextmanager

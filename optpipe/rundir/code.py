@@ -52,6 +52,11 @@ class KeptFolder:
         """Whether nothing was here when it was taken."""
         return not self._found
 
+    @property
+    def suspect(self) -> bool:
+        """Whether what was found here may be why its engine is not up: the next one that takes it finds nothing."""
+        return not self.empty and self._mark.exists()
+
     def close(self) -> None:
         """Let go of it; the engine's own hold on the lock ends with its last process."""
         os.close(self.lock)

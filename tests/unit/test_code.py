@@ -68,6 +68,18 @@ def test_what_a_start_left_that_never_got_ready_is_dropped(tmp_path: Path) -> No
     assert list(store.hold(KEY).path.glob("*.so")) == []
 
 
+def test_only_what_was_found_is_suspect_and_only_until_the_engine_is_up(tmp_path: Path) -> None:
+    store = CodeStore(tmp_path)
+    first = store.hold(KEY)
+    (first.path / "model.so").write_bytes(b"x")
+    assert not first.suspect
+    first.started(1.0, {})
+    second = store.hold(KEY)
+    assert second.suspect
+    second.started(1.0, {})
+    assert not second.suspect
+
+
 def test_nothing_is_dropped_while_another_engine_runs_from_it(tmp_path: Path) -> None:
     store = CodeStore(tmp_path)
     fill(store, KEY)

@@ -18,7 +18,7 @@ from optpipe.backends.executors.engine_run import Engine
 from optpipe.backends.executors.parking import Running
 from optpipe.errors import BackendFailed
 from optpipe.records import EngineSpec, Job, JobResult, Start, from_json, to_json
-from optpipe.rundir import JobStore
+from optpipe.rundir import JobStore, KeptFolder
 
 if TYPE_CHECKING:
     from optpipe.backends.executors.local import Keyed, LocalExecutor
@@ -54,7 +54,7 @@ class EngineSession:
         self._running: Running | None = None
         self._broken: BackendFailed | None = None
         self._starts: dict[str, Start] = {}
-        self._loaded = False
+        self._code: KeptFolder | None = None
 
     @property
     def started(self) -> bool:
@@ -111,7 +111,7 @@ class EngineSession:
         try:
             return self._started()
         except BackendFailed as error:
-            if not (error.transient and self._loaded and spoiled(error, self.spec)):
+            if not (error.transient and self._code and self._code.suspect and spoiled(error, self.spec)):
                 raise
             self._executor.runner.talk.say(f"{self.spec.title}: starting again without the code that was kept")
             return self._started()
@@ -122,7 +122,7 @@ class EngineSession:
             grant = stack.enter_context(executor.residence(spec.needs))
             with executor.at_work(spec.needs, grant):
                 code = executor.hold_code(spec)
-                self._loaded = code is not None and not code.empty
+                self._code = code
                 if code:
                     stack.callback(code.close)
                 engine = Engine(spec, executor.toolchain(spec.toolchain), executor.runner, grant, code)

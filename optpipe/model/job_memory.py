@@ -16,8 +16,15 @@ from optpipe.records import Estimated, Json, ModelFacts
 QUANTIZER_LIBRARIES = 475_000_000
 """torch, transformers and llm-compressor (or ModelOpt), with a model of no size."""
 
-OTHER_LIBRARIES = {"gptqmodel": 575_000_000}
-"""The same of another library: 753 MB in all (W4), 762 (asymmetric), 778 (W8) on the 3 layers, 8 x 256 tokens."""
+OTHER_LIBRARIES = {"gptqmodel": 575_000_000, "autogptq": 505_000_000, "autoawq": 505_000_000}
+"""The same of another library, from what is left of its peaks on the 3 layers when its own arithmetic is taken off:
+GPTQModel 753 MB (W4), 762 (asymmetric), 778 (W8) with 8 x 256 tokens; auto-gptq 666 MB with 16 x 256; autoawq 877 MB
+with 4096 tokens, in the same old environment."""
+
+CLIP_ROWS, CLIP_TOKENS = (256, 64), 512
+"""Output channels (as many as divide a layer's, the first that does) times tokens for which autoawq multiplies every
+input by its weight at once while it looks where to clip, in bf16 (0.2.9, _compute_best_clip): 3.8 GB for a layer with
+14,336 inputs."""
 
 SAVING, SAVED = 43_000_000, 1.3
 """What saving takes at any size, and of the packed weights, which lie beside the base's until they are written: INT8 of
@@ -70,12 +77,35 @@ def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: in
     tokens = samples * length
     if method == "awq":
         tokens = min(tokens, int(scheme.get("max_tokens", tokens)))
+    if scheme.get("library") in ("autogptq", "autoawq"):
+        return legacy_memory(facts, scheme, tokens)
     at_once = min(tokens, max(length, BATCH_TOKENS.get(method, 0)))
     states = 2 * PLAIN_BYTES * tokens * facts.hidden_size
     learned = 0
     if method == "autoround":
         learned = LEARNED * 4 * facts.intermediate_size * length * min(samples, int(scheme.get("batch", 8)))
     return states + PLAIN_BYTES * at_once * facts.vocabulary + layer_work(facts, method) + learned
+
+
+def legacy_memory(facts: ModelFacts, scheme: Json, tokens: int) -> int:
+    """Hidden states before and after a layer; the model's head is never asked. auto-gptq makes Hessians; autoawq keeps
+    the inputs of every linear layer of a block, two copies of its weights, and what clipping multiplies out."""
+    states = 2 * PLAIN_BYTES * tokens * facts.hidden_size
+    if scheme.get("library") == "autogptq":
+        return states + WORK["gptq"] + hessian_bytes(facts)
+    layer = largest_layer(facts)
+    inputs = PLAIN_BYTES * tokens * sum(ins for _, _, ins in layer)
+    return states + inputs + WORK["awq"] + layer_copies(facts) // 4 + clipping_bytes(scheme, layer, tokens)
+
+
+def clipping_bytes(scheme: Json, layer: list[tuple[str, int, int]], tokens: int) -> int:
+    """The largest product of inputs and weights that autoawq makes at once; queries and keys are not clipped."""
+    if not scheme.get("clip", True):
+        return 0
+    seen = -(-tokens // max(1, tokens // CLIP_TOKENS))  # every so many, beginning with the first
+    clipped = [(out, ins) for name, out, ins in layer if not name.endswith(("q_proj", "k_proj"))]
+    rows = {out: next((rows for rows in CLIP_ROWS if out % rows == 0), out) for out, _ in clipped}
+    return max((PLAIN_BYTES * rows[out] * seen * ins for out, ins in clipped), default=0)
 
 
 def layer_work(facts: ModelFacts, method: str) -> int:

@@ -14,7 +14,7 @@ from optpipe.costs import TASKS_BYTES
 from optpipe.model import memory
 from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
-from optpipe.model.job_memory import largest_layer, quantize_memory, score_memory
+from optpipe.model.job_memory import clipping_bytes, largest_layer, quantize_memory, score_memory
 from optpipe.records import Json, ModelFacts
 from tests.models import tiny_mixtral
 
@@ -83,6 +83,13 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (8, 256), 697),
     (3, {"library": "modelopt", "method": "smoothquant"}, (8, 256), 603),
     (3, {"library": "modelopt", "method": "fp8"}, (8, 256), 610),
+    # the same with 16 rows, benchmarks/results/methods.json; auto-gptq 0.7.1 and autoawq 0.2.9 beside them
+    (3, {"library": "gptqmodel", **GPTQ}, (16, 256), 826),
+    (3, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (16, 256), 720),
+    (3, {"library": "modelopt", "method": "smoothquant"}, (16, 256), 695),
+    (3, {"library": "modelopt", "method": "fp8"}, (16, 256), 631),
+    (3, {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 64}, (16, 256), 666),
+    (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 4096}, (16, 256), 877),
 ]
 
 
@@ -125,6 +132,23 @@ def test_the_peak_of_an_engine_of_int8_and_of_tasks_is_within_its_aim() -> None:
 def test_what_a_calibrating_method_needs_grows_with_what_it_sees() -> None:
     few, many = (quantize_memory(smollm2(), GPTQ, rows, 2048).value for rows in (16, 512))
     assert many - few == 2 * 2 * 496 * 2048 * 576
+
+
+def test_what_autoawq_multiplies_out_to_clip_grows_with_a_layer_s_inputs_and_no_further_with_tokens() -> None:
+    scheme: Json = {"library": "autoawq", "method": "awq", **G64, "max_tokens": 8192}
+    wide = [("model.layers.0.mlp.down_proj", 4096, 14336), ("model.layers.0.self_attn.q_proj", 4096, 65536)]
+    large = clipping_bytes(scheme, wide, 8192)
+    assert large == clipping_bytes(scheme, wide, 512) == 2 * 256 * 512 * 14336, "queries are not clipped"
+    assert clipping_bytes(scheme, [("model.layers.0.mlp.down_proj", 576, 14336)], 512) == large // 4
+    assert clipping_bytes(scheme, wide, 1023) == 2 * 256 * 1023 * 14336, "every second token only from 1024 on"
+    assert clipping_bytes({**scheme, "clip": False}, wide, 8192) == 0
+
+
+def test_the_legacy_libraries_never_ask_the_head() -> None:
+    """Their first layer breaks the pass off, so a large vocabulary costs nothing."""
+    many = replace(smollm2(), vocabulary=10 * 49152)
+    for scheme in ({"library": "autogptq", **GPTQ}, {"library": "autoawq", **awq(2048)}):
+        assert quantize_memory(many, scheme, 8, 256).value == quantize_memory(smollm2(), scheme, 8, 256).value
 
 
 def test_experts_count_in_their_own_layer_and_the_layer_with_most_weights_decides(tmp_path: Path) -> None:

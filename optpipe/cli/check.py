@@ -33,13 +33,23 @@ def check(
     machine = machines.named(hardware) if hardware else machines.this_machine()
     source, target = named(reference, registry or str(artifacts / "registry"))
     facts = look(source, reference, optpipe_home(), console.say, trust_remote_code=True)
-    found = check_(facts, machine, target)
+    found = check_(facts, machine, target, {} if hardware else releases())
     if as_json:
         console.emit({"servable": found.by is not None, "by": found.by, **vars(found)})
     else:
         show(found)
     if found.by is None:
         raise typer.Exit(3 if found.elsewhere else 2)
+
+
+def releases() -> dict[str, str]:
+    """{engine: version} of engines that optpipe does not install and that are found on this machine."""
+    from optpipe.backends.engines import ENGINES
+    from optpipe.toolchains import ON_PATH
+    from optpipe.toolchains.found import release_of
+
+    found = {name: release_of(name, ENGINES[name].PACKAGES[0], {}).version for name in ON_PATH}
+    return {name: version for name, version in found.items() if version}
 
 
 def named(reference: str, registry: str) -> tuple[Source, dict[str, Any]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from optpipe.model.compat import TITLES, Case, Finding, elsewhere, findings
 from optpipe.model.compat_table import tables
 from optpipe.records import Hardware, ModelFacts
 from optpipe.toolchains.versions import locked_version
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,18 @@ class Servable:
         return order[0].engine if order and order[0].outcome != "no" else None
 
 
-def check(facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any]) -> Servable:
-    """Ask the table for every engine that it knows; `target` holds settings that the checkpoint is served with."""
+def check(
+    facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any], found_here: Mapping[str, str] = NONE
+) -> Servable:
+    """Ask the table for every engine that it knows; `target` holds settings that the checkpoint is served with,
+    `found_here` the releases of engines that optpipe does not install."""
     if facts.kind == "gguf" or facts.source.endswith(".gguf"):  # otherwise the folder that a build makes of it
         facts = replace(facts, quantized="gguf")
     engines: list[Served] = []
     away: list[str] = []
     for engine in tables().engines:
-        case = Case(facts, None, {**target, "engine": engine}, hardware, versions_of(engine, hardware))
+        versions = {**versions_of(engine, hardware), **found_here}
+        case = Case(facts, None, {**target, "engine": engine}, hardware, versions)
         found = findings(case)
         outcomes = {one.outcome for one in found}
         outcome = next(word for word in ("no", "slow", "ok") if word in outcomes)
@@ -62,7 +69,7 @@ def check(facts: ModelFacts, hardware: Hardware, target: Mapping[str, Any]) -> S
 
 
 def versions_of(engine: str, hardware: Hardware) -> dict[str, str]:
-    """The versions that optpipe installs; of the other engines none is known."""
+    """The versions that optpipe installs."""
     names = ("vllm", "torchvision") if engine == "vllm" else ()
     found = {name: locked_version("vllm", name, cuda=bool(hardware.gpus)) for name in names}
     return {name: version for name, version in found.items() if version}

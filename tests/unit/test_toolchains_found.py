@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optpipe.backends.engines import tensorrt_llm
 from optpipe.backends.engines.tensorrt_llm import TensorRtLlm
+from optpipe.cli.check import releases
+from optpipe.model.facts import facts_of_folder
 from optpipe.model.hardware import named
+from optpipe.stages.check import check
 from optpipe.toolchains import Image, Interpreter
 from optpipe.toolchains.found import release_of
+from tests.models import tiny_llama
 
 IMAGE = "trt@sha256:" + "0" * 64
 H100 = named("h100")
@@ -75,6 +80,21 @@ def test_another_container_program_is_not_asked(tmp_path: Path) -> None:
     sif.touch()
     found = release_of("tensorrt_llm", "tensorrt-llm", {"tensorrt_llm": Image(("apptainer", "exec", str(sif)))})
     assert found.version is None and "apptainer is not asked" in found.told
+
+
+def test_check_goes_by_the_release_that_is_found_here(tmp_path: Path) -> None:
+    """A compressed-tensors FP8 checkpoint is served as it is from 1.3 on, and not before."""
+    facts = replace(facts_of_folder(tiny_llama(tmp_path / "m")), quantized="compressed-tensors 8-bit fp8")
+
+    def told(release: str) -> tuple[str, str]:
+        python(tmp_path, {"tensorrt-llm": release})
+        (tmp_path / "trtllm-serve").write_text(f"#!{tmp_path / 'python3'}\n")
+        (tmp_path / "trtllm-serve").chmod(0o755)
+        (one,) = (e for e in check(facts, H100, {}, releases()).engines if e.engine == "TensorRT-LLM")
+        return one.outcome, " ".join(f"{finding.value} {finding.reason}" for finding in one.findings)
+
+    assert told("1.3.0")[0] == "ok" and "TensorRT-LLM 1.3.0 on" in told("1.3.0")[1]
+    assert told("1.2.1")[0] == "no" and "builds engines (trtllm-build)" in told("1.2.1")[1]
 
 
 @pytest.mark.parametrize(("target", "release", "why"), [

@@ -203,3 +203,11 @@ def test_a_group_must_divide_the_shards_too(tmp_path: Path) -> None:
     assert no[0].nearest == "tensor_parallel_size: 1"
     finer = {**scheme, "group_size": 64}
     assert all(one.outcome == "ok" for one in findings(Case(wide, finer, target, named("h100x8"))))
+
+
+def test_what_vllm_cannot_import_without_torchvision_is_what_it_generates_text_with() -> None:
+    known = architectures.known()
+    without = set(known["vllm_torchvision"])
+    assert len(without) == len(known["vllm_torchvision"]) and "Gemma3ForConditionalGeneration" in without
+    assert without <= set(known["vllm_generates"]), "else a plan would call them unknown, not lacking"
+    assert locked_version("vllm", "torchvision", cuda=False) is None and locked_version("vllm", "torchvision", cuda=True)

@@ -210,4 +210,5 @@ def test_what_vllm_cannot_import_without_torchvision_is_what_it_generates_text_w
     without = set(known["vllm_torchvision"])
     assert len(without) == len(known["vllm_torchvision"]) and "Gemma3ForConditionalGeneration" in without
     assert without <= set(known["vllm_generates"]), "else a plan would call them unknown, not lacking"
-    assert locked_version("vllm", "torchvision", cuda=False) is None and locked_version("vllm", "torchvision", cuda=True)
+    assert locked_version("vllm", "torchvision", cuda=False) is None
+    assert locked_version("vllm", "torchvision", cuda=True) is not None

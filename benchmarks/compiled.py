@@ -1,8 +1,9 @@
 """What torch.compile costs and gains in vLLM: eager against compiled, the same checkpoint, by turns.
 
-SmolLM2-135M (the demo's model, bfloat16) behind one engine each, one thread. Starts: `STARTS` times an eager engine, a
-compiled one that finds nothing kept, and one that finds what the last left. Loads: `ROUNDS` times each engine under
-each of `LOADS`, every other round the other engine first, each round with prompts of its own.
+SmolLM2-135M (the demo's model, bfloat16) behind one engine each, one thread, both up at once and asked by turns: in
+each of `ROUNDS` one request and then four at once to either engine, every other round the other engine first, with
+prompts of 128 tokens of the round's own and answers of 32. So what else the machine does meets both alike. Starts:
+`STARTS` times an eager engine, a compiled one that finds nothing kept, and one that finds what the last left.
 
     *_start_s              seconds from an engine's start to its first answer, median; spread: all of them
     *_ttft, *_tpot, *_tps  compiled / eager: median time to first token, median time per output token, output tokens
@@ -15,23 +16,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import document
+from benchmarks import document, streams
 from optpipe import stats
 from optpipe.backends.engines import vllm
 from optpipe.backends.engines.vllm import Vllm
 from optpipe.backends.executors.local import LocalExecutor, Site
 from optpipe.backends.executors.session import ENGINE, START
-from optpipe.backends.loads.load import Load
 from optpipe.console import Talk
 from optpipe.inuse import InUse
 from optpipe.model import hardware
 from optpipe.recipe.load import load
 from optpipe.recipe.schema import Recipe
-from optpipe.records import Checkpoint, EngineSpec, Job, Json, Needs, to_json
+from optpipe.records import Checkpoint, EngineSpec, Job, Json
 from optpipe.run import Run, Toolchains
 from optpipe.rundir import RunFolder
 from optpipe.stages.evaluate import Scorer, parity_job
@@ -40,9 +41,9 @@ from optpipe.stages.resolve import check_inputs, resolve
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 ARTIFACTS = Path("artifacts") / "compiled"
-STARTS, ROUNDS = 2, 4
-LOADS = {"one": Load(concurrency=1, requests=8), "four": Load(concurrency=4, requests=24)}
-"""Prompts of 128 tokens, answers of 32."""
+STARTS, ROUNDS = 2, 30
+LOADS = {"one": 1, "four": 4}
+"""Requests at once."""
 FIGURES = (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("tokens_per_s", "tps"))
 MEMORY = 3 << 30
 KINDS = ("eager", "compiled")
@@ -56,7 +57,7 @@ def measure(*changes: str) -> Json:
         specs = {kind: spec(base, run, kind) for kind in KINDS}
         texts = check_inputs(run, recipe)
         scorer = Scorer(run, recipe, base, texts.scored)
-        rounds = [loaded(run, base, specs, number) for number in range(ROUNDS)]
+        rounds = by_turns(run, specs)
         parity = {kind: agreed(run, scorer, base, specs[kind]) for kind in KINDS}
         run.executor.parking.clear()
         starts, versions = started(run, specs), run.toolchains.versions()
@@ -90,8 +91,7 @@ def started(run: Run, specs: dict[str, EngineSpec]) -> Json:
     for number in range(STARTS):
         for kind in ("eager", "cold", "warm"):
             seed = {"eager": 1, "cold": 1, "warm": 2}[kind] + 10 * number
-            options = {"prompts": ["The capital of France is"]}
-            ask = Job("canary", f"{kind} start {number + 1}", "core", options, seed=seed)
+            ask = question(f"{kind} start {number + 1}", seed)
             with run.executor.session(specs["eager" if kind == "eager" else "compiled"]) as engine:
                 key = engine.key(ask)
                 if kind == "cold" and run.folder.store.get(key) is None:
@@ -103,22 +103,28 @@ def started(run: Run, specs: dict[str, EngineSpec]) -> Json:
     return found
 
 
-def loaded(run: Run, base: Checkpoint, specs: dict[str, EngineSpec], number: int) -> Json:
-    """{load: {kind: {ttft_ms, tpot_ms of each request, tokens_per_s}}} of one round."""
-    found: Json = {name: {} for name in LOADS}
-    for name, wish in LOADS.items():
-        for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
-            title, options = f"{kind}: {name} at once, round {number + 1}", {**to_json(wish), "seed": 100 + number}
-            inputs, needs = {"tokenizer": base.artifact}, Needs(exclusive=True)
-            job = Job("load", title, "load", options, inputs, needs=needs, bound_to_hardware=True)
-            with run.executor.session(specs[kind], park=True) as engine:
-                rows = engine.run(job).record["rows"]
-            assert all(row["ok"] for row in rows), f"{kind}: failed requests"
-            seconds = max(row["end_s"] for row in rows) - min(row["start_s"] for row in rows)
-            figures = {key: [round(row[key], 2) for row in rows] for key in ("ttft_ms", "tpot_ms")}
-            tokens = sum(row["output_tokens"] for row in rows)
-            found[name][kind] = {**figures, "tokens_per_s": round(tokens / seconds, 3)}
-    return found
+def by_turns(run: Run, specs: dict[str, EngineSpec]) -> list[Json]:
+    """[{load: {kind: {ttft_ms, tpot_ms of each request, tokens_per_s}}}], one for each round."""
+    with run.executor.session(specs["eager"], park=True) as a, run.executor.session(specs["compiled"], park=True) as b:
+        engines = dict(zip(KINDS, (a, b), strict=True))
+        for engine in engines.values():
+            engine.run(question("getting up", time.time_ns()))
+        urls = {kind: engine.url or "" for kind, engine in engines.items()}
+        for warm_up in range(2):
+            one_round(urls, -1 - warm_up)
+        return [one_round(urls, number) for number in range(ROUNDS)]
+
+
+def one_round(urls: dict[str, str], number: int) -> Json:
+    kinds = KINDS if number % 2 == 0 else KINDS[::-1]
+    return {
+        name: {kind: streams.asked(urls[kind], kind, at_once, number) for kind in kinds}
+        for name, at_once in LOADS.items()
+    }
+
+
+def question(title: str, seed: int) -> Job:
+    return Job("canary", title, "core", {"prompts": ["The capital of France is"]}, seed=seed)
 
 
 def agreed(run: Run, scorer: Scorer, base: Checkpoint, served: EngineSpec) -> Json:

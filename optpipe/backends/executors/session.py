@@ -67,6 +67,11 @@ class EngineSession:
         return self._running.engine.ready_s if self._running else None
 
     @property
+    def url(self) -> str | None:
+        """Where the engine answers; None for one that was not needed."""
+        return self._running.engine.url if self._running else None
+
+    @property
     def starts(self) -> tuple[Start, ...]:
         """How the engines started that this session's jobs ran against, kept ones too, where they compile then."""
         return tuple(self._starts.values())

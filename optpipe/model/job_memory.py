@@ -16,10 +16,14 @@ from optpipe.records import Estimated, Json, ModelFacts
 QUANTIZER_LIBRARIES = 475_000_000
 """torch, transformers and llm-compressor (or ModelOpt), with a model of no size."""
 
-OTHER_LIBRARIES = {"gptqmodel": 575_000_000, "autogptq": 505_000_000, "autoawq": 505_000_000}
-"""The same of another library, from what is left of its peaks on the 3 layers when its own arithmetic is taken off:
+OTHER_LIBRARIES = {"gptqmodel": 575_000_000, "autogptq": 458_000_000, "autoawq": 505_000_000}
+"""The same of another library, from what is left of its peaks when its own arithmetic is taken off. On the 3 layers:
 GPTQModel 753 MB (W4), 762 (asymmetric), 778 (W8) with 8 x 256 tokens; auto-gptq 666 MB with 16 x 256; autoawq 877 MB
-with 4096 tokens, in the same old environment."""
+with 4096 tokens. On the whole model auto-gptq 1214 MB with 8 x 256."""
+
+REWRITTEN = {"autogptq": 1.87}
+"""Copies of the linear layers in bf16 that lie beside the mapped file in the end: auto-gptq writes what it has rounded
+into new memory and packs after the last layer (from 666 and 1214 MB)."""
 
 CLIP_ROWS, CLIP_TOKENS = (256, 64), 512
 """Output channels (as many as divide a layer's, the first that does) times tokens for which autoawq multiplies every
@@ -62,8 +66,11 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
     what, most = ("calibration", work) if work > saved else ("packed copy", saved)
     untied = untied_bytes(facts, scheme)
     libraries = OTHER_LIBRARIES.get(str(scheme.get("library")), QUANTIZER_LIBRARIES)
+    linears = sum(out * inputs for _, each in parts(facts, scheme) for _, out, inputs in each)
+    again = int(REWRITTEN.get(str(scheme.get("library")), 0.0) * PLAIN_BYTES * linears)
     how = f"libraries {show(libraries)}, model {show(base + untied)}, {what} {show(most)}"
-    return Estimated(libraries + base + untied + most, "bytes", how)
+    how += f", rounded weights {show(again)}" if again else ""
+    return Estimated(libraries + base + untied + most + again, "bytes", how)
 
 
 def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> int:

@@ -89,6 +89,7 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"library": "modelopt", "method": "smoothquant"}, (16, 256), 695),
     (3, {"library": "modelopt", "method": "fp8"}, (16, 256), 631),
     (3, {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 64}, (16, 256), 666),
+    (30, {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 64}, (8, 256), 1214),
     (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 4096}, (16, 256), 877),
 ]
 

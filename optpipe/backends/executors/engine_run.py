@@ -65,7 +65,8 @@ class Watched:
         for ident in alive:
             if ident not in self.workers and re.search(self.spec.workers, title := title_of(ident)):
                 self.workers[ident] = title
-        return next((title for ident, title in self.workers.items() if ident not in alive), None)
+        gone = (ident for ident in self.workers if ident not in alive and not ident.alive())  # lists race with forks
+        return next((self.workers[ident] for ident in gone), None)
 
 
 def title_of(ident: Ident) -> str:

@@ -189,8 +189,8 @@ def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
 def said(message: str) -> str:
     """The line of an engine's last words that names the cause."""
     lines = [line.strip(" |") for line in message.splitlines()]
-    causes = [line for line in lines if "Value error, " in line or ("Error: " in line and "See root cause" not in line)]
-    return (causes or lines)[-1].partition(" [type=")[0][:200]
+    causes = [line for line in lines if "Value error, " in line or "Error: " in line]
+    return (causes or lines[-1:])[0].partition(" [type=")[0][:200]
 
 
 def served(bench: Bench, planned: CandidatePlan, checkpoint: Checkpoint) -> Json:

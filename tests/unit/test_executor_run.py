@@ -165,6 +165,15 @@ def test_no_traceback_is_quoted(tmp_path: Path) -> None:
     assert last_lines(log) == ["INFO loading", "RuntimeError: boom", "last word"]
 
 
+def test_the_first_error_of_a_log_is_told_before_what_others_said_of_it(tmp_path: Path) -> None:
+    log, worker = tmp_path / "log", "(Worker pid=801) ERROR 11-30 20:04:18 [multiproc_executor.py:953]"
+    cause = "RuntimeError: static_scaled_fp8_quant() expected at most 0 argument(s)"
+    raised = [f"{worker} Traceback (most recent call last):", f"{worker}   File 'a.py', line 1", f"{worker} {cause}"]
+    after = [f"({process} pid=7) ERROR 11-30 20:04:19 [core.py:1510] it is lost {process}" for process in "ABCDEF"]
+    log.write_text("\n".join(["INFO loading", *raised, *after]))
+    assert last_lines(log) == [cause, "it is lost C", "it is lost D", "it is lost E", "it is lost F"]
+
+
 def test_a_record_counts_although_the_process_dies_on_its_way_out(tmp_path: Path) -> None:
     from optpipe.backends.executors.worker_run import finished
     from optpipe.supervised import Ended

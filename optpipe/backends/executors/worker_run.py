@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from optpipe.toolchains import Toolchain
 
 POLL_S = 0.1
 QUOTED_LINES = 5
+WHOSE = re.compile(r"^\([\w:. ]+ pid=\d+\) [A-Z]+ \S+ \S+ \[[^]]*\] ?")
+"""What vLLM writes before each line of a process other than the first."""
+ERROR = re.compile(r"\w*(?:Error|Exception): .")
+"""What a traceback ends with. The first one is the cause; what follows tells of others that lost it."""
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 SECRET_WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "APIKEY"})
 SECRET_ENDS = ("_API_KEY", "_ACCESS_KEY", "_PRIVATE_KEY", "_KEY_ID", "_PAT")
@@ -216,21 +221,22 @@ def quoted(reason: str, log: Path) -> str:
 
 
 def last_lines(log: Path, count: int = QUOTED_LINES) -> list[str]:
-    """The last lines of a log, without the frames of Python tracebacks; long lines are cut."""
+    """The last lines of a log without the frames of Python tracebacks, behind the first error; long ones are cut."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
-    lines, inside = [], False
+    lines: list[str] = []
+    inside = False
     for line in text.replace("\r", "\n").splitlines():
-        bare = line.rpartition("] ")[2] if "Traceback (most recent call last)" in line else line
+        bare = WHOSE.sub("", line)
         if "Traceback (most recent call last)" in bare:
             inside = True
-        elif inside and (line.startswith(" ") or not line.strip()):
-            continue
-        elif line.strip():
+        elif bare.strip() and not (inside and bare.startswith(" ")):
             inside = False
-            lines.append(line.rstrip()[:240])
-    return lines[-count:]
+            lines.append(bare.rstrip()[:240])
+    end = max(0, len(lines) - count)
+    first = next((at for at, line in enumerate(lines[:end]) if ERROR.match(line)), end)
+    return [lines[first], *lines[end + 1 :]] if lines else []

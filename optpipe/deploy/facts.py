@@ -122,7 +122,7 @@ def _read(folder: Path, digest: str, wish: Wish) -> Facts:
         server=runs,
         settings={**dict(sorted(settings.items())), **runs.settings},
         environment=environment(about["target"]["environment"], runs),
-        image=wish.image or optpipe_image if runs.own_image else image(needs["platform"], version, runs, wish),
+        image=wish.image or optpipe_image if runs.own_image else image(about, recipe, version, runs, wish),
         optpipe_image=optpipe_image,
         reference=f"{about['name']}@{digest}",
         registry=wish.registry,
@@ -148,19 +148,28 @@ def environment(told: Mapping[str, Any], runs: Server) -> dict[str, str]:
     return {} if runs.own_image else kept
 
 
-def image(platform: str, version: str, runs: Server, wish: Wish) -> str:
+def image(about: Json, recipe: Json, version: str, runs: Server, wish: Wish) -> str:
+    """The one that is asked for, else the one that it was measured in, else the one that its project publishes."""
     if wish.image and not IMAGE.fullmatch(wish.image):
         hint = "e.g. registry.example.com/vllm-openai:v0.11.0, or NAME@sha256:..."
         raise InputError(f"{wish.image!r} cannot be the name of an image", place="--image", hint=hint)
-    if wish.image:
-        return wish.image
-    if platform not in runs.images:
-        raise InputError(
-            f"there is no known image of {runs.title} {version} for this processor",
-            place="--image",
-            hint="name one that you built or mirror, by digest if you can",
-        )
-    return runs.images[platform].format(version=version)
+    platform = about["requirements"]["platform"]
+    published = {where: name.format(version=version) for where, name in runs.images.items()}
+    if found := wish.image or measured_in(recipe, str(about["target"]["engine"])) or published.get(platform):
+        return found
+    raise InputError(
+        f"there is no known image of {runs.title} {version} for this processor" if runs.images else
+        f"no image of {runs.title} {version} is named",
+        place="--image",
+        hint="name its project's, or one that you built or mirror, by digest if you can",
+    )  # fmt: skip
+
+
+def measured_in(recipe: Json, engine: str) -> str | None:
+    """The image of the engine's toolchain, where the recipe names one: the last word of its command."""
+    chains = recipe.get("toolchains") or {}
+    own = [chains[name] for name in (engine, f"{engine}-cpu") if name in chains]
+    return next((str(chain["command"][-1]) for chain in own if chain["kind"] == "image"), None)
 
 
 def labels(needs: Json) -> dict[str, str]:

@@ -166,7 +166,6 @@ def tensorrt_llm(version: str, *, built: bool) -> Server:
         metrics=metrics,
         file="trtllm.yaml",
         told="The settings that were confirmed" + ("; the last ones switch Prometheus' metrics on." if asked else "."),
-        images={"cuda": "nvcr.io/nvidia/tensorrt-llm/release:{version}"},
         settings=asked,
         load_s=int(READY_S),
         unseen=(*NOTES, *([EARLY.format(version=version)] if "rc" in version and not old else [])),

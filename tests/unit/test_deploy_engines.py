@@ -44,6 +44,7 @@ ENGINES = {
     "trt-1.1": (Engine("tensorrt_llm", "1.1.0", TRT, OWN), "rank0.engine"),
     "onnxruntime": (Engine("onnxruntime", "0.18.0", {"max-num-seqs": 8, "threads": 1}, OWN), "model.onnx"),
 }
+IMAGE = "registry.example.com/tensorrt-llm@sha256:" + "3c" * 32
 UNSEEN = "not run on hardware here"
 PLATFORMS = ("compose", "kubernetes", "kserve")
 
@@ -82,7 +83,10 @@ def facts_of(bundle_of: Callable[[str], Path]) -> Callable[[str], Facts]:
 
     def found(which: str) -> Facts:
         if which not in known:
-            known[which] = read(bundle_of(which), "sha256:" + "7e" * 32, Wish("x@champion", REGISTRY, peak_rps=9))
+            image = IMAGE if which.startswith("trt") else None
+            known[which] = read(
+                bundle_of(which), "sha256:" + "7e" * 32, Wish("x@champion", REGISTRY, image, peak_rps=9)
+            )
         return known[which]
 
     return found
@@ -136,6 +140,20 @@ def test_the_compose_file_is_one_and_every_file_that_it_mounts_is_there(
         subprocess.run([docker, "compose", "-f", "-", "config", "-q"], input=yaml.safe_dump(project), text=True)
 
 
+def test_an_engine_runs_in_the_image_that_it_was_measured_in_else_in_one_that_is_named(
+    bundle_of: Callable[[str], Path],
+) -> None:
+    bundle, digest = bundle_of("trt-1.3"), "sha256:" + "7e" * 32
+    with pytest.raises(InputError, match="no image of TensorRT-LLM 1") as refused:
+        read(bundle, digest, Wish("x@champion", REGISTRY))
+    assert refused.value.place == "--image"
+    recipe = yaml.safe_load((bundle / "recipe.resolved.yaml").read_text())
+    recipe["toolchains"] = {"tensorrt_llm": {"kind": "image", "command": ["podman", "run", "--rm", IMAGE]}}
+    (bundle / "recipe.resolved.yaml").write_text(yaml.safe_dump(recipe))
+    assert read(bundle, digest, Wish("x@champion", REGISTRY)).image == IMAGE
+    assert read(bundle, digest, Wish("x@champion", REGISTRY, "other:1")).image == "other:1"
+
+
 # ---------------------------------------------------------------- TensorRT-LLM
 
 
@@ -161,14 +179,13 @@ def test_trtllm_serve_starts_with_the_words_of_its_release(
     if platform == "compose":
         service = yaml.safe_load(files["compose.yaml"])["services"]["engine"]
         assert service["entrypoint"] == wanted
-        assert service["image"] == f"nvcr.io/nvidia/tensorrt-llm/release:{facts_of(which).version}"
+        assert service["image"] == IMAGE
         assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 2
         assert service["environment"] == {"HF_HUB_OFFLINE": "1", "TRTLLM_NO_USAGE_STATS": "1"}
     else:
-        (pod,) = (
-            [d["spec"]["predictor"] for d in documents(files) if d["kind"] == "InferenceService"]
-            or [d["spec"]["template"]["spec"] for d in documents(files) if "initContainers" in str(d)]
-        )
+        (pod,) = [d["spec"]["predictor"] for d in documents(files) if d["kind"] == "InferenceService"] or [
+            d["spec"]["template"]["spec"] for d in documents(files) if "initContainers" in str(d)
+        ]
         container, fetched = pod["containers"][0], pod["initContainers"][0]
         assert container["command"] + container["args"] == wanted
         assert fetched["args"][:3] == ["pull", f"imaginary-135m@sha256:{'7e' * 32}", "/model/imaginary-135m"]
@@ -196,9 +213,7 @@ def test_its_yaml_holds_what_was_confirmed_and_keys_of_its_release_that_switch_m
 
 @pytest.mark.parametrize("which", [one for one in ENGINES if one.startswith("trt")])
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_file_says_that_no_hardware_was_seen(
-    facts_of: Callable[[str], Facts], platform: str, which: str
-) -> None:
+def test_every_file_says_that_no_hardware_was_seen(facts_of: Callable[[str], Facts], platform: str, which: str) -> None:
     for name, text in manifests(platform, facts_of(which)).items():
         assert UNSEEN in text, name
         if not name.endswith((".json", ".md")):
@@ -227,7 +242,8 @@ def test_the_command_says_what_was_not_seen(
     bundle_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert command(["deploy", str(bundle_of("trt-1.2")), "--for", "kubernetes", "--out", str(out)]) == 0
+    words = ["deploy", str(bundle_of("trt-1.2")), "--for", "kubernetes", "--image", IMAGE, "--out", str(out)]
+    assert command(words) == 0
     said = capsys.readouterr().err
     assert "note: it was compiled for gpu NVIDIA H100, and runs nowhere else" in said
     assert f"note: {UNSEEN}" in said and "does not tell Prometheus output tokens, requests at work" in said
@@ -317,9 +333,7 @@ def test_scraping_and_scaling_read_what_is_told(facts_of: Callable[[str], Facts]
     assert [one["spec"]["podMetricsEndpoints"][0]["path"] for one in monitors] == ["/prometheus/metrics", "/metrics"]
 
 
-def test_the_balancer_tells_what_rules_and_scaling_read_of_it(
-    facts_of: Callable[[str], Facts], tmp_path: Path
-) -> None:
+def test_the_balancer_tells_what_rules_and_scaling_read_of_it(facts_of: Callable[[str], Facts], tmp_path: Path) -> None:
     """Asked of a real HAProxy, since its names are nobody's here."""
     haproxy = tool("haproxy", kind="deploy")
     engine = QuietServer(("127.0.0.1", 0), Slow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -42,32 +42,55 @@ def answered(ex: LocalExecutor, spec: EngineSpec, seed: int) -> tuple[list[list[
     raise AssertionError("a session never swallows an error")
 
 
-def test_the_second_start_loads_what_the_first_compiled_and_another_driver_compiles_again(
-    cut3: Path, tmp_path: Path
-) -> None:
-    machine = this_machine()
-    ex, spec = executor(tmp_path, machine), serving(cut3, machine)
-    cold_said, cold = answered(ex, spec, 1)
-    warm_said, warm = answered(ex, spec, 2)
-    assert cold and warm and cold_said == warm_said
-    code = KeptCode(ex.code_key(spec) or "").seen(cold).seen(warm)
-    folder = ex.store.code.folder(code.key)
-    assert code.cold == cold and cold.bytes > 100_000 and cold.told["backend"] == "inductor"
+@dataclass(frozen=True)
+class First:
+    """What the first start of an engine of this machine left."""
+
+    folder: Path
+    machine: Hardware
+    spec: EngineSpec
+    said: list[list[str]]
+    start: Start
+
+    def again(self, seed: int, machine: Hardware | None = None) -> tuple[list[list[str]], Start]:
+        """Another engine: what it says, how it started."""
+        said, start = answered(executor(self.folder, machine or self.machine), self.spec, seed)
+        assert start is not None, "it compiles when it starts"
+        return said, start
+
+    def code(self, machine: Hardware | None = None) -> Path:
+        ex = executor(self.folder, machine or self.machine)
+        return ex.store.code.folder(ex.code_key(self.spec) or "")
+
+
+@pytest.fixture(scope="module")
+def first(cut3: Path, tmp_path_factory: pytest.TempPathFactory) -> First:
+    folder, machine = tmp_path_factory.mktemp("compiled"), this_machine()
+    spec = serving(cut3, machine)
+    said, start = answered(executor(folder, machine), spec, 1)
+    assert start is not None, "it compiles when it starts"
+    return First(folder, machine, spec, said, start)
+
+
+def test_the_second_start_loads_what_the_first_compiled(first: First) -> None:
+    said, warm = first.again(2)
+    code = KeptCode("").seen(first.start).seen(warm)
+    assert said == first.said
+    assert code.cold == first.start and code.cold.bytes > 100_000 and code.cold.told["backend"] == "inductor"
     assert code.warm == (warm,), f"it added {warm.added} files"
-    assert list(folder.rglob("*.so")), "the compiled libraries lie in our folder"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-    elsewhere = replace(machine, driver="another")
-    other = executor(tmp_path, elsewhere)
-    _, again = answered(other, serving(cut3, elsewhere), 1)
-    assert again and again.found_bytes == 0 and again.added
-    assert len(list(ex.store.code)) == 2
+    assert list(first.code().rglob("*.so")), "the compiled libraries lie in our folder"
+    assert stat.S_IMODE(first.code().stat().st_mode) == 0o700
 
 
-def test_compiled_code_that_is_damaged_never_breaks_a_start(cut3: Path, tmp_path: Path) -> None:
-    machine = this_machine()
-    ex, spec = executor(tmp_path, machine), serving(cut3, machine)
-    said, _ = answered(ex, spec, 1)
-    for library in ex.store.code.folder(ex.code_key(spec) or "").rglob("*.so"):
+def test_another_driver_compiles_again(first: First) -> None:
+    elsewhere = replace(first.machine, driver="another")
+    said, start = first.again(3, elsewhere)
+    assert said == first.said and start.found_bytes == 0 and start.added
+    assert first.code(elsewhere) != first.code() and list(first.code(elsewhere).rglob("*.so"))
+
+
+def test_compiled_code_that_is_damaged_never_breaks_a_start(first: First) -> None:
+    for library in first.code().rglob("*.so"):
         library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
-    assert answered(ex, spec, 2)[0] == said
+    said, start = first.again(4)
+    assert said == first.said and start.found_bytes == 0, "it started once more, with nothing kept"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +27,8 @@ PROMPTS = ["The capital of France is", "Water boils at"]
 
 
 def executor(folder: Path, machine: Hardware) -> LocalExecutor:
-    return LocalExecutor(JobStore(folder / "cache"), get, Site.here(machine), folder / "logs", Heard())
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=folder))
+    return LocalExecutor(JobStore(folder / "cache"), get, Site.here(machine), logs, Heard())
 
 
 def serving(model: Path, machine: Hardware, *, eager: bool = False) -> EngineSpec:

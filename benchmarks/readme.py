@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 
-from benchmarks import gptq_page
+from benchmarks import compiled_page, gptq_page
 from benchmarks.document import RESULTS, Json
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "gptq-libraries.md")
+PAGES = (README, ROOT / "docs" / "gptq-libraries.md", ROOT / "docs" / "compiled.md")
 """Every page with marked places."""
 WIDTH = 118
 MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -60,6 +60,7 @@ def verdicts(result: Json) -> str:
 
 
 SENTENCES: dict[str, Callable[[Json], str]] = {
+    "compiled": compiled_page.tables,
     "by_hand": by_hand,
     "tuner": tuner,
     "verdicts": verdicts,

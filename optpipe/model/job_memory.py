@@ -16,19 +16,24 @@ from optpipe.records import Estimated, Json, ModelFacts
 QUANTIZER_LIBRARIES = 475_000_000
 """torch, transformers and llm-compressor (or ModelOpt), with a model of no size."""
 
-OTHER_LIBRARIES = {"gptqmodel": 575_000_000, "autogptq": 458_000_000, "autoawq": 505_000_000}
+OTHER_LIBRARIES = {
+    "gptqmodel": 575_000_000,
+    "autogptq": 458_000_000,
+    "autoawq": 335_000_000,
+}
 """The same of another library, from what is left of its peaks when its own arithmetic is taken off. On the 3 layers:
-GPTQModel 753 MB (W4), 762 (asymmetric), 778 (W8) with 8 x 256 tokens; auto-gptq 666 MB with 16 x 256; autoawq 877 MB
-with 4096 tokens. On the whole model auto-gptq 1214 MB with 8 x 256."""
+GPTQModel 753 MB (W4), 762 (asymmetric), 778 (W8) with 8 x 256 tokens; auto-gptq 666 MB with 16 x 256; autoawq 634 and
+877 MB with 256 and 4096 tokens. On the whole model auto-gptq 1214 MB with 8 x 256."""
 
-REWRITTEN = {"autogptq": 1.87}
-"""Copies of the linear layers in bf16 that lie beside the mapped file in the end: auto-gptq writes what it has rounded
-into new memory and packs after the last layer (from 666 and 1214 MB)."""
+REWRITTEN = {"autogptq gptq": 1.87, "modelopt awq": 3.1}
+"""Copies of the linear layers in bf16 that lie beside the mapped file in the end. auto-gptq writes what it has rounded
+into new memory and packs after the last layer (from 666 and 1214 MB); ModelOpt's AWQ keeps what it tries for every
+layer until the last row has passed (697 MB on the 3 layers, 1486 on all, read shortly before it was done)."""
 
-CLIP_ROWS, CLIP_TOKENS = (256, 64), 512
+CLIP_ROWS, CLIP_TOKENS, CLIP_COPIES = (256, 64), 512, 2
 """Output channels (as many as divide a layer's, the first that does) times tokens for which autoawq multiplies every
 input by its weight at once while it looks where to clip, in bf16 (0.2.9, _compute_best_clip): 3.8 GB for a layer with
-14,336 inputs."""
+14,336 inputs; and two such products at once, as 634 and 877 MB say."""
 
 SAVING, SAVED = 43_000_000, 1.3
 """What saving takes at any size, and of the packed weights, which lie beside the base's until they are written: INT8 of
@@ -67,9 +72,9 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
     untied = untied_bytes(facts, scheme)
     libraries = OTHER_LIBRARIES.get(str(scheme.get("library")), QUANTIZER_LIBRARIES)
     linears = sum(out * inputs for _, each in parts(facts, scheme) for _, out, inputs in each)
-    again = int(REWRITTEN.get(str(scheme.get("library")), 0.0) * PLAIN_BYTES * linears)
+    again = int(REWRITTEN.get(f"{scheme.get('library')} {scheme.get('method')}", 0.0) * PLAIN_BYTES * linears)
     how = f"libraries {show(libraries)}, model {show(base + untied)}, {what} {show(most)}"
-    how += f", rounded weights {show(again)}" if again else ""
+    how += f", weights again {show(again)}" if again else ""
     return Estimated(libraries + base + untied + most + again, "bytes", how)
 
 
@@ -95,13 +100,14 @@ def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: in
 
 
 def legacy_memory(facts: ModelFacts, scheme: Json, tokens: int) -> int:
-    """Hidden states before and after a layer; the model's head is never asked. auto-gptq makes Hessians; autoawq keeps
-    the inputs of every linear layer of a block, two copies of its weights, and what clipping multiplies out."""
+    """Hidden states before and after a layer; the model's head is never asked. auto-gptq makes Hessians; autoawq takes
+    all tokens through a block at once, keeps the inputs of its linear layers, a copy of its weights, and what clipping
+    multiplies out."""
     states = 2 * PLAIN_BYTES * tokens * facts.hidden_size
     if scheme.get("library") == "autogptq":
         return states + WORK["gptq"] + hessian_bytes(facts)
     layer = largest_layer(facts)
-    inputs = PLAIN_BYTES * tokens * sum(ins for _, _, ins in layer)
+    inputs = PLAIN_BYTES * tokens * (sum(ins for _, _, ins in layer) + 4 * facts.intermediate_size)
     return states + inputs + WORK["awq"] + layer_copies(facts) // 4 + clipping_bytes(scheme, layer, tokens)
 
 
@@ -112,7 +118,7 @@ def clipping_bytes(scheme: Json, layer: list[tuple[str, int, int]], tokens: int)
     seen = -(-tokens // max(1, tokens // CLIP_TOKENS))  # every so many, beginning with the first
     clipped = [(out, ins) for name, out, ins in layer if not name.endswith(("q_proj", "k_proj"))]
     rows = {out: next((rows for rows in CLIP_ROWS if out % rows == 0), out) for out, _ in clipped}
-    return max((PLAIN_BYTES * rows[out] * seen * ins for out, ins in clipped), default=0)
+    return max((CLIP_COPIES * PLAIN_BYTES * rows[out] * seen * ins for out, ins in clipped), default=0)
 
 
 def layer_work(facts: ModelFacts, method: str) -> int:

@@ -91,6 +91,8 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 64}, (16, 256), 666),
     (30, {"library": "autogptq", "method": "gptq", "bits": 4, "group_size": 64}, (8, 256), 1214),
     (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 4096}, (16, 256), 877),
+    (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 256}, (1, 256), 634),
+    (30, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (8, 256), 1486),
 ]
 
 
@@ -139,9 +141,9 @@ def test_what_autoawq_multiplies_out_to_clip_grows_with_a_layer_s_inputs_and_no_
     scheme: Json = {"library": "autoawq", "method": "awq", **G64, "max_tokens": 8192}
     wide = [("model.layers.0.mlp.down_proj", 4096, 14336), ("model.layers.0.self_attn.q_proj", 4096, 65536)]
     large = clipping_bytes(scheme, wide, 8192)
-    assert large == clipping_bytes(scheme, wide, 512) == 2 * 256 * 512 * 14336, "queries are not clipped"
+    assert large == clipping_bytes(scheme, wide, 512) == 2 * 2 * 256 * 512 * 14336, "queries are not clipped"
     assert clipping_bytes(scheme, [("model.layers.0.mlp.down_proj", 576, 14336)], 512) == large // 4
-    assert clipping_bytes(scheme, wide, 1023) == 2 * 256 * 1023 * 14336, "every second token only from 1024 on"
+    assert clipping_bytes(scheme, wide, 1023) == 2 * 2 * 256 * 1023 * 14336, "every second token only from 1024 on"
     assert clipping_bytes({**scheme, "clip": False}, wide, 8192) == 0
 
 

@@ -243,8 +243,7 @@ def infeasible(settings: Mapping[str, Any], max_model_len: int) -> str | None:
     tokens, seqs = settings.get("max_num_batched_tokens"), settings.get("max_num_seqs")
     if tokens is not None and seqs is not None and tokens < seqs:
         return f"max_num_batched_tokens {tokens} is below max_num_seqs {seqs}"
-    chunked = settings.get("enable_chunked_prefill")
-    if chunked is False and tokens is not None and tokens < max_model_len:
+    if settings.get("enable_chunked_prefill") is False and tokens is not None and tokens < max_model_len:
         return f"without chunked prefill max_num_batched_tokens {tokens} is below length {max_model_len}"
     return None
 
@@ -281,9 +280,7 @@ def refused(target: Vllm, place: str, chain: Toolchain, hardware: Hardware) -> t
     return (*vllm_options.check(target, options, place), *vllm_options.lacking(flat, options, place))
 
 
-def here(
-    target: Vllm, hardware: Hardware, release: str | None
-) -> Iterator[tuple[str, str, str | None, str]]:
+def here(target: Vllm, hardware: Hardware, release: str | None) -> Iterator[tuple[str, str, str | None, str]]:
     """Whether a compiled target finds its compiler."""
     if target.enforce_eager is False:
         reason = compiler_missing(target, hardware)

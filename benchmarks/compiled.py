@@ -41,7 +41,7 @@ from optpipe.stages.resolve import check_inputs, resolve
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 ARTIFACTS = Path("artifacts") / "compiled"
-STARTS, ROUNDS = 2, 30
+STARTS, ROUNDS = 2, 45
 LOADS = {"one": 1, "four": 4}
 """Requests at once."""
 FIGURES = (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("tokens_per_s", "tps"))

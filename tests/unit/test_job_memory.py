@@ -93,6 +93,7 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 4096}, (16, 256), 877),
     (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 256}, (1, 256), 634),
     (9, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 256}, (1, 256), 711),
+    (30, {"library": "gptqmodel", "method": "gptq", "bits": 4, "group_size": 64}, (8, 256), 1210),
     (30, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (8, 256), 1486),
 ]
 

@@ -29,6 +29,7 @@ import yaml
 from benchmarks import document
 from optpipe import drift, serving
 from optpipe.backends.executors.local import LocalExecutor, Site
+from optpipe.backends.executors.worker_run import WHOSE
 from optpipe.build import resolved
 from optpipe.console import Talk
 from optpipe.costs import estimate
@@ -188,8 +189,8 @@ def losses(bench: Bench, checkpoint: Checkpoint) -> Json:
 
 def said(message: str) -> str:
     """The line of an engine's last words that names the cause."""
-    lines = [line.strip(" |") for line in message.splitlines()]
-    causes = [line for line in lines if "Value error, " in line or "Error: " in line]
+    lines = [WHOSE.sub("", line.strip(" |")) for line in message.splitlines()]
+    causes = [line for line in lines if "Value error, " in line] or [line for line in lines if "Error: " in line]
     return (causes or lines[-1:])[0].partition(" [type=")[0][:200]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from optpipe.backends.executors.resources import Grant
-from optpipe.backends.executors.worker_run import Runner, clean_environment, quoted
+from optpipe.backends.executors.worker_run import WHOSE, Runner, clean_environment, quoted
 from optpipe.errors import BackendFailed, EnvironmentMissing, Interrupted
 from optpipe.processes import Ident, descendants
 from optpipe.records import EngineSpec, Json, Start
@@ -181,7 +181,7 @@ class Engine:
         self._let_it_speak()
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         definite = next((m for p in self.spec.definite if (m := re.search(f".*(?:{p}).*", text))), None)
-        line = f"{message}\n  | {definite[0].strip()[:240]}" if definite else quoted(message, self.log)
+        line = f"{message}\n  | {WHOSE.sub('', definite[0]).strip()[:240]}" if definite else quoted(message, self.log)
         hint, log = f"its log is {self.log}", str(self.log)
         return BackendFailed(line, place=self.spec.title, hint=hint, transient=not definite, log=log)
 

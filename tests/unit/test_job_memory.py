@@ -94,6 +94,7 @@ QUANTIZED: list[tuple[int, Json, tuple[int, int], float]] = [
     (3, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 256}, (1, 256), 634),
     (9, {"library": "autoawq", "method": "awq", **G64, "max_tokens": 256}, (1, 256), 711),
     (30, {"library": "gptqmodel", "method": "gptq", "bits": 4, "group_size": 64}, (8, 256), 1210),
+    (30, {"library": "modelopt", "method": "fp8"}, (8, 256), 945),
     (30, {"library": "modelopt", "method": "awq", "bits": 4, "group_size": 64}, (8, 256), 1486),
 ]
 

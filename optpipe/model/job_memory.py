@@ -25,11 +25,20 @@ OTHER_LIBRARIES = {
 GPTQModel 753 MB (W4), 762 (asymmetric), 778 (W8) with 8 x 256 tokens; auto-gptq 666 MB with 16 x 256; autoawq 634 and
 877 MB with 256 and 4096 tokens. On the whole model auto-gptq 1214 MB, GPTQModel 1210 MB with 8 x 256."""
 
-REWRITTEN = {"autogptq gptq": 1.87, "autoawq awq": 0.81, "gptqmodel gptq": 1.25, "modelopt awq": 3.1}
-"""Copies of the linear layers in bf16 that lie beside the mapped file in the end. auto-gptq writes what it has rounded
-into new memory and packs after the last layer (from 666 and 1214 MB); autoawq scales in place, in pages of its own
-(634 MB on 3 layers, 711 on 9; all 30 take it longer than was waited for); ModelOpt's AWQ keeps what it tries for every
-layer until the last row has passed (697 MB on the 3 layers, 1486 on all, read shortly before it was done)."""
+REWRITTEN = {
+    "llmcompressor gptq": 0.8,
+    "llmcompressor awq": 0.9,
+    "autogptq gptq": 1.87,
+    "autoawq awq": 0.81,
+    "gptqmodel gptq": 1.25,
+    "modelopt awq": 3.1,
+}
+"""Copies of the linear layers in bf16 that lie beside the mapped file in the end. llm-compressor's GPTQ leaves what it
+has rounded in memory of its own, its AWQ what it has scaled (1060 and 1033 MB with 16 rows of 256 and of 512 tokens,
+1252 MB with 4096 tokens, all of the whole model). auto-gptq writes what it has rounded into new memory and packs after
+the last layer (from 666 and 1214 MB); autoawq scales in place, in pages of its own (634 MB on 3 layers, 711 on 9; all
+30 take it longer than was waited for); ModelOpt's AWQ keeps what it tries for every layer until the last row has passed
+(697 MB on the 3 layers, 1486 on all, read shortly before it was done)."""
 
 CLIP_ROWS, CLIP_TOKENS, CLIP_COPIES = (256, 64), 512, 2
 """Output channels (as many as divide a layer's, the first that does) times tokens for which autoawq multiplies every
@@ -77,6 +86,11 @@ def quantize_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) 
     how = f"libraries {show(libraries)}, model {show(base + untied)}, {what} {show(most)}"
     how += f", weights again {show(again)}" if again else ""
     return Estimated(libraries + base + untied + most + again, "bytes", how)
+
+
+def held_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> int:
+    """What a quantize job cannot do without: its peak less the mapped weights, which go where memory is short."""
+    return int(quantize_memory(facts, scheme, samples, length).value) - facts.parameters * PLAIN_BYTES
 
 
 def calibration_memory(facts: ModelFacts, scheme: Json, samples: int, length: int) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optpipe.model.job_memory import quantize_memory
+from optpipe.model.job_memory import held_memory, quantize_memory
 from optpipe.model.linears import is_head
 from optpipe.model.memory import (
     serving_memory,
@@ -127,10 +127,10 @@ def serving_reasons(
 def quantizing_reasons(
     facts: ModelFacts, scheme: Json, hardware: Hardware, rows: int, row_tokens: int
 ) -> Iterator[Reason]:
-    """A quantize job that needs more than all of the machine's memory; weights lie there, also beside GPUs."""
-    needed = quantize_memory(facts, scheme, rows, row_tokens)
-    if needed.value > hardware.memory_bytes:
-        text = (
-            f"quantizing needs {show(needed.value)} ({needed.how}); {hardware.name} has {show(hardware.memory_bytes)}"
-        )
+    """A quantize job that holds more than all of the machine's memory; it works there, also beside GPUs."""
+    held = held_memory(facts, scheme, rows, row_tokens)
+    if held > hardware.memory_bytes:
+        peak = quantize_memory(facts, scheme, rows, row_tokens)
+        text = f"quantizing holds {show(held)} beside the model in its file (at its peak: {peak.how})"
+        text += f"; {hardware.name} has {show(hardware.memory_bytes)}"
         yield Reason(text, "a machine with more memory, or a model that is quantized already")

@@ -267,9 +267,9 @@ def test_a_model_that_does_not_fit_says_what_it_needs(facts: ModelFacts) -> None
 
 def test_a_quantize_job_that_does_not_fit_says_what_it_needs(facts: ModelFacts) -> None:
     large = replace(facts, parameters=70 * 10**9)
-    wide, small = {**VLLM, "engine_args": {"tensor_parallel_size": 2}}, replace(named("h100x8"), memory_bytes=96 << 30)
+    wide, small = {**VLLM, "engine_args": {"tensor_parallel_size": 2}}, replace(named("h100x8"), memory_bytes=400 << 20)
     (one,) = refused(large, {"method": "int8"}, wide, small)
-    assert one.startswith("quantizing needs 141 GB") and "h100x8 has 103 GB" in one
+    assert one.startswith("quantizing holds ") and "model 140 GB" in one and "h100x8 has 419 MB" in one
     assert refused(large, {"method": "int8"}, wide, named("h100x8")) == refused(large, None, wide, small) == []
 
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-import yaml
-
 from optpipe import drift, gates, judge, serving, stats
 from optpipe.backends.engines import ENGINES, file_of
 from optpipe.backends.engines.files import yaml_text
@@ -39,7 +37,7 @@ from optpipe.records import (
     from_json,
 )
 from optpipe.run import Run
-from optpipe.rundir import digest_json, read_json
+from optpipe.rundir import digest_json, read_json, read_yaml
 
 SERVING_LOSS_PCT = 10.0
 """A key figure that is worse by more than this blocks (the practitioners' rule for regressions)."""
@@ -93,9 +91,8 @@ class Champion:
         model: Scored = Checkpoint("champion", folder, about["model_digest"], *digits, about["scheme"], 0.0, 0)
         if made := about.get("compiled"):
             model = Compiled("champion", built=True, path=folder, digest=model.model_digest, bytes=model.bytes, **made)
-        settings = (folder / file_of(target["engine"])).read_text(encoding="utf-8")
         environment = {name: str(value) for name, value in target["environment"].items()}
-        config = dict(yaml.safe_load(settings) or {})
+        config = dict(read_yaml(folder / file_of(target["engine"])) or {})
         tasks = tasks_of(folder, about)
         served = (target["engine"], config, environment, target.get("compiles"))
         return cls(digest, model, about["base"]["digest"], *served, tasks)

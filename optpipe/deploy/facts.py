@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from optpipe import __version__
 from optpipe.backends.engines import ENGINES, file_of
 from optpipe.backends.engines.files import elsewhere
 from optpipe.deploy.servers import Server, server
 from optpipe.errors import InputError
 from optpipe.records import Json, LoadFigures, from_json
-from optpipe.rundir import read_json, readable
+from optpipe.rundir import read_json, read_yaml, readable
 
 HEADROOM = 1.4
 """Instances over what the measured capacity needs: practitioners keep 30 to 50 %."""
@@ -100,6 +98,10 @@ class Facts:
 
 def read(folder: Path, digest: str, wish: Wish) -> Facts:
     """The facts of a bundle in `folder`. Raises InputError where it was never measured, or no image is known."""
+    for option, name in (("--image", wish.image), ("--optpipe-image", wish.optpipe_image)):
+        if name is not None and not IMAGE.fullmatch(name):
+            hint = "e.g. registry.example.com/vllm-openai:v0.11.0, or NAME@sha256:..."
+            raise InputError(f"{name!r} cannot be the name of an image", place=option, hint=hint)
     with readable(folder):
         return _read(folder, digest, wish)
 
@@ -109,8 +111,8 @@ def _read(folder: Path, digest: str, wish: Wish) -> Facts:
     engine, needs = str(about["target"]["engine"]), about["requirements"]
     version = str(about["target"]["version"]).partition("+")[0]
     runs = server(engine, version, built=about.get("compiled") is not None)
-    settings = dict(yaml.safe_load((folder / file_of(engine)).read_text(encoding="utf-8")) or {})
-    recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
+    settings = dict(read_yaml(folder / file_of(engine)) or {})
+    recipe = read_yaml(folder / "recipe.resolved.yaml")
     numbers = numbers_of(about, recipe, *measured(folder, str(about["candidate"])), wish)
     if runs.limits_queue:
         settings["max-num-queued-reqs"] = int(numbers["in_flight"].value + numbers["queue"].value)
@@ -150,9 +152,6 @@ def environment(told: Mapping[str, Any], runs: Server) -> dict[str, str]:
 
 def image(about: Json, recipe: Json, version: str, runs: Server, wish: Wish) -> str:
     """The one that is asked for, else the one that it was measured in, else the one that its project publishes."""
-    if wish.image and not IMAGE.fullmatch(wish.image):
-        hint = "e.g. registry.example.com/vllm-openai:v0.11.0, or NAME@sha256:..."
-        raise InputError(f"{wish.image!r} cannot be the name of an image", place="--image", hint=hint)
     platform = about["requirements"]["platform"]
     published = {where: name.format(version=version) for where, name in runs.images.items()}
     if found := wish.image or measured_in(recipe, str(about["target"]["engine"])) or published.get(platform):

@@ -158,9 +158,7 @@ def _check_key(
     return Proof("trusted", f"signed by {told} ({match})", told)
 
 
-def _check_identity(
-    signature: bytes, files: Mapping[str, str], trusted: list[Trusted], policy: Policy
-) -> Proof:
+def _check_identity(signature: bytes, files: Mapping[str, str], trusted: list[Trusted], policy: Policy) -> Proof:
     """Against each trusted identity; Sigstore's roots come from its network, unless a file holds them."""
     from model_signing import verifying
 
@@ -210,4 +208,4 @@ def _reason(error: BaseException) -> str:
 
 def _hint(policy: Policy) -> str:
     where = f"add the signer to {policy.place}" if not policy.place.startswith("--") else "name the right signer"
-    return f"{where}, or accept it as unsigned with --allow-unsigned"
+    return f"{where}, or accept it as unsigned with --allow-unsigned (verify, pull, serve)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ from optpipe.records import (
     Tuning,
     from_json,
 )
-from optpipe.rundir import readable
+from optpipe.rundir import read_json, readable
 
 ESTIMATES = "estimates.json"
 """The record of a run in which estimates stand beside what was measured."""
@@ -221,6 +220,10 @@ def read(folder: Path, about: Json | None = None) -> ReportData:
         raise InputError(found, place=str(folder), hint=hint)
     if not (folder / "02-plan.json").exists():
         raise InputError("the run ended before its plan, so there is nothing to report", place=str(folder))
+    if not (folder / "01-inspect.json").exists():
+        raise InputError(
+            "is missing", place=str(folder / "01-inspect.json"), hint="build it anew; nothing done is redone"
+        )
     with readable(folder / "run.json"):
         return _read(folder, run)
 
@@ -257,11 +260,10 @@ def _read(folder: Path, run: Json) -> ReportData:
 
 
 def _load(path: Path) -> Any:
-    try:
-        with readable(path):
-            return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         return None
+    with readable(path):
+        return read_json(path)
 
 
 def _one(kind: type[Any], path: Path) -> Any:

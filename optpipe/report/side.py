@@ -9,7 +9,7 @@ from pathlib import Path
 from optpipe.errors import InputError, did_you_mean
 from optpipe.records import Json
 from optpipe.report.data import ReportData, Row, read, rows
-from optpipe.rundir import read_json, readable
+from optpipe.rundir import read_json, read_yaml, readable
 
 RUN, BUNDLE = "run.json", "optpipe.json"
 
@@ -55,11 +55,9 @@ def read_either(path: Path) -> ReportData:
 
 def read_bundle(folder: Path) -> ReportData:
     """A bundle's records; InputError where they are of another version of optpipe."""
-    import yaml
-
     with readable(folder / BUNDLE):
         measured = read_json(folder / BUNDLE)["measured_on"]
     with readable(folder / "recipe.resolved.yaml"):
-        recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text(encoding="utf-8"))
+        recipe = read_yaml(folder / "recipe.resolved.yaml")
     known: Json = {"recipe": recipe, **measured, "command": "", "failures": {}}
     return read(folder / "records", known)

@@ -44,11 +44,25 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def read_yaml(path: Path) -> Any:
+    """A YAML file that a build wrote; InputError where it is damaged."""
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told, hint = f"damaged, no YAML any more: {' '.join(str(error).split())}", "pull it again, or build it anew"
+        raise InputError(told, place=str(path), hint=hint) from None
+
+
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
     """What is read here lacks the form that this version reads: an InputError of its file, not a bug."""
     try:
         yield
+    except FileNotFoundError as error:
+        hint = "pull it again, or build it anew"
+        raise InputError("is missing", place=str(error.filename or path), hint=hint) from None
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         told = f"damaged, or a record of another version of optpipe: {type(error).__name__}: {error}"
         hint = "read it with the optpipe that made it, or build it anew"

@@ -11,6 +11,7 @@ from typing import Any
 from optpipe.model.compat import TITLES, Case, Finding, elsewhere, findings
 from optpipe.model.compat_table import tables
 from optpipe.records import Hardware, ModelFacts
+from optpipe.rundir import read_yaml
 from optpipe.toolchains.versions import locked_version
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -80,7 +81,5 @@ def settings_of(bundle: Path) -> dict[str, Any]:
     path = bundle / "engine" / "vllm.yaml"
     if not path.is_file():
         return {}
-    import yaml
-
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = read_yaml(path)
     return {"engine_args": found} if isinstance(found, dict) else {}

@@ -294,6 +294,10 @@ def test_what_cannot_be_deployed_is_told(bundle: Path, tmp_path: Path, capsys: p
     words = ["deploy", str(bundle), "--out", str(tmp_path / "out")]
     assert command([*words, "--for", "compose"]) == 2 and "--image" in capsys.readouterr().err
     assert command([*words, "--for", "nomad", "--image", "x"]) == 2
+    for option in ("--image", "--optpipe-image"):
+        for name in ("", "a b"):
+            assert command([*words, "--for", "compose", "--image", "x", option, name]) == 2
+            assert f"{option}: {name!r} cannot be the name" in capsys.readouterr().err
     assert command([*words, "--for", "compose", "--image", "x", "--peak-rps", "-1"]) == 2
     assert command([*words, "--for", "compose", "--image", "x", "--prefill", "1"]) == 2
     assert command([*words, "--for", "compose", "--image", "x", "--peak-rps", "90", "--max-replicas", "2"]) == 2
@@ -314,3 +318,21 @@ def test_a_version_that_was_never_measured_is_not_sized(bundle: Path, tmp_path: 
     shutil.rmtree(copy / "records" / "07-benchmark")
     with pytest.raises(InputError, match="no load"):
         read(copy, "sha256:1", Wish("x", image="x"))
+
+
+@pytest.mark.parametrize("name", ["optpipe.json", "recipe.resolved.yaml", "engine/vllm.yaml"])
+def test_a_file_that_is_missing_or_damaged_is_named(
+    name: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for content in (None, b"a: [", b"\xff\xfe: \x00"):
+        copy = tmp_path / str(content)
+        shutil.copytree(bundle, copy)
+        (copy / name).unlink()
+        if content is not None:
+            (copy / name).write_bytes(content)
+        out = ["--for", "compose", "--image", "x", "--out", str(tmp_path / "out")]
+        assert command(["deploy", str(copy), *out]) == 2 and str(copy) in capsys.readouterr().err
+        (copy / "records" / "01-inspect.json").unlink(missing_ok=True)
+        assert command(["compare", str(copy), str(copy)]) == 2 and str(copy) in capsys.readouterr().err
+        if name == "engine/vllm.yaml" and content is not None:
+            assert command(["check", str(copy)]) == 2 and name in capsys.readouterr().err

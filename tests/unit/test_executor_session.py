@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -15,7 +18,7 @@ import pytest
 
 from optpipe.backends.executors import engine_run
 from optpipe.errors import BackendFailed, Interrupted
-from optpipe.processes import live_folder
+from optpipe.processes import Ident, live_folder
 from optpipe.records import Artifact, EngineSpec, Job, Json, Needs
 from tests.fakes.site import Heard, engine, executor, job
 
@@ -297,3 +300,15 @@ def test_two_engines_can_be_compared_side_by_side_by_one_thread(tmp_path: Path) 
 def test_an_engine_over_its_memory_limit_is_named(tmp_path: Path) -> None:
     spec = replace(counting(tmp_path), needs=Needs(memory_limit_bytes=1 << 20))
     assert "killed for memory: peak" in failure(tmp_path, spec).message
+
+
+def test_a_worker_that_a_list_of_processes_missed_is_not_lost(tmp_path: Path) -> None:
+    """A list of a tree is read while others fork and end; only a process that is gone is lost."""
+    watched = engine_run.Watched(replace(engine(), workers="VLLM::"), tmp_path / "log")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        ident = Ident.of(child.pid)
+        assert ident is not None
+        watched.workers[ident] = "VLLM::Worker"
+        assert watched.lost_worker(supervisor=child.pid) is None, "it is not below itself, and lives"
+        child.kill()
+    assert watched.lost_worker(supervisor=os.getpid()) == "VLLM::Worker"

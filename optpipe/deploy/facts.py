@@ -157,7 +157,7 @@ def image(about: Json, recipe: Json, version: str, runs: Server, wish: Wish) -> 
     if found := wish.image or measured_in(recipe, str(about["target"]["engine"])) or published.get(platform):
         return found
     raise InputError(
-        f"there is no known image of {runs.title} {version} for this processor" if runs.images else
+        f"there is no known image of {runs.title} {version} for {platform}, which it was built for" if runs.images else
         f"no image of {runs.title} {version} is named",
         place="--image",
         hint="name its project's, or one that you built or mirror, by digest if you can",

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("architectures.json")
 @cache
 def known() -> dict[str, Any]:
     """`causal` (class names), `causal_types`, `tied`, `untied` (model types), `vllm_generates`, `vllm_until`,
-    `vllm_torchvision` (class names that it cannot import without torchvision)."""
+    `vllm_torchvision` (class names that it cannot import without torchvision), `onnxruntime_builds` (class names)."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
@@ -86,3 +86,10 @@ def vllm_reasons(facts: ModelFacts) -> Iterator[Reason]:
     elif facts.architecture not in known()["vllm_generates"] and not loads_as_text_model(facts):
         text = f"vLLM {known()['vllm']} has no {facts.architecture}, and transformers none that it could serve instead"
         yield Reason(text, "an environment of your own that does: toolchains.vllm")
+
+
+def onnxruntime_reasons(facts: ModelFacts) -> Iterator[Reason]:
+    """An architecture that onnxruntime-genai's model builder makes no graph of."""
+    if facts.architecture not in known()["onnxruntime_builds"]:
+        text = f"the model builder of onnxruntime-genai {known()['onnxruntime']} knows no {facts.architecture}"
+        yield Reason(text, "engine: vllm, or an environment of your own that does: toolchains.onnxruntime")

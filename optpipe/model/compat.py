@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optpipe.model import compat_table, machine, reasons
-from optpipe.model.architectures import multimodal_reasons, transformers_reasons, vllm_reasons
+from optpipe.model.architectures import multimodal_reasons, onnxruntime_reasons, transformers_reasons, vllm_reasons
 from optpipe.model.compat_table import Asked, Row, Status
 from optpipe.model.job_memory import quantize_memory
 from optpipe.model.linears import is_head
@@ -128,6 +128,8 @@ def architecture_findings(case: Case) -> list[Finding]:
         found += judged(title, name, transformers_reasons(facts))
     if case.engine == "vllm" and "vllm" in case.versions:
         found += judged(f"architecture in vLLM {case.versions['vllm']}", name, vllm_reasons(facts))
+    if case.engine == "onnxruntime" and (release := case.versions.get("onnxruntime-genai")):
+        found += judged(f"architecture in onnxruntime-genai {release}", name, onnxruntime_reasons(facts))
     if case.engine == "vllm" and facts.multimodal:
         against = multimodal_reasons(facts, case.target, case.versions)
         found += judged("what vLLM needs of a multimodal model", "processor files, torchvision", against)

@@ -40,9 +40,7 @@ class Reader:
     def documents(self) -> Iterator[Json]:
         """Every document that is not blank, in order; InputError where the file is not what it should be."""
         if self.path.is_dir():
-            for file in sorted(
-                p for p in self.path.rglob("*") if p.suffix in (".txt", ".md") and p.is_file()
-            ):
+            for file in sorted(p for p in self.path.rglob("*") if p.suffix in (".txt", ".md") and p.is_file()):
                 yield from Reader(file, self.column, self.seen).documents()
             return
         kind = format_of(self.path)
@@ -138,8 +136,7 @@ def format_of(path: Path) -> str:
 def is_chat(value: Any) -> bool:
     """A list of messages, each with a role and content that are text."""
     return isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in value
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
     )
 
 

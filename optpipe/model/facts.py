@@ -60,9 +60,7 @@ def facts_of_folder(
     config = read_config(path)
     tensors = tensors_of_folder(path)
     place = str(path / "config.json")
-    return facts_from_headers(
-        config, tensors, source=source or str(path), kind=kind, revision=revision, place=place
-    )
+    return facts_from_headers(config, tensors, source=source or str(path), kind=kind, revision=revision, place=place)
 
 
 def facts_from_headers(
@@ -83,9 +81,7 @@ def facts_from_headers(
             hint="safetensors weights are expected; pickled ones are not read",
         )
     quantized = quantization_of(config)
-    weights = weights_of(
-        tensors, bits_in(quantized), (quantized or "").split(" ")[0], shape.model_type in CONV1D
-    )
+    weights = weights_of(tensors, bits_in(quantized), (quantized or "").split(" ")[0], shape.model_type in CONV1D)
     has_head = any(is_head(weight.module) for weight in weights)
     tied = shape.tied if shape.tied is not None else tied_by_default(shape.model_type) or not has_head
     dtype = dtype_of_weights(shape, weights)
@@ -179,9 +175,7 @@ def quantization_notes(weights: Sequence[Weight], quantized: str | None) -> list
 def structure_notes(shape: Shape, weights: Sequence[Weight]) -> list[str]:
     notes = []
     if shape.model_type not in KNOWN_TYPES:
-        notes.append(
-            f"model type {shape.model_type!r} is read by its key and tensor names alone; check the layers"
-        )
+        notes.append(f"model type {shape.model_type!r} is read by its key and tensor names alone; check the layers")
     if count := stacked_experts(weights):
         notes.append(
             f"{count} weights hold all experts of a layer in one tensor: no figure of a quantization counts them"
@@ -190,7 +184,5 @@ def structure_notes(shape: Shape, weights: Sequence[Weight]) -> list[str]:
         other = sum(weight.elements for weight in weights if is_other_part(weight.module))
         notes.append(f"multimodal: {other} parameters beside the text model stay as they are")
     if shape.model_type in CONV1D:
-        notes.append(
-            "the layers are Conv1D (weights lie transposed); quantizers that look for Linear see none"
-        )
+        notes.append("the layers are Conv1D (weights lie transposed); quantizers that look for Linear see none")
     return notes

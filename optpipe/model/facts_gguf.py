@@ -23,9 +23,7 @@ def facts_from_gguf(
     bf16 that the conversion writes, and a note tells what the weights once were.
     """
     place = tensors[0].file if tensors else "config.json"
-    converted = [
-        replace(t, dtype="BF16", nbytes=2 * prod(t.shape)) for t in tensors if t.name != "rope_freqs.weight"
-    ]
+    converted = [replace(t, dtype="BF16", nbytes=2 * prod(t.shape)) for t in tensors if t.name != "rope_freqs.weight"]
     facts = facts_from_headers(config, converted, source=source, kind=kind, revision=revision, place=place)
     return replace(facts, notes=(*facts.notes, *quantized_once(tensors)))
 

@@ -52,9 +52,7 @@ def missing_weights(folder: Path) -> InputError:
     place = str(folder)
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        return InputError(
-            f"has only {', '.join(pickles[:3])}; safetensors are expected", place=place, hint=CONVERT
-        )
+        return InputError(f"has only {', '.join(pickles[:3])}; safetensors are expected", place=place, hint=CONVERT)
     if (folder / WEIGHTS).is_symlink():
         hint = "the link's target is gone: fetch the model again"
         return InputError("is a link that leads nowhere", place=str(folder / WEIGHTS), hint=hint)
@@ -71,9 +69,7 @@ def read_index(path: Path) -> dict[str, str]:
     hint = "fetch the index again, or remove it where one model.safetensors holds everything"
     weight_map = read_mapping(path, hint).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(
-            f"weight_map: {weight_map!r:.80} is not a mapping of tensors", place=str(path), hint=hint
-        )
+        raise InputError(f"weight_map: {weight_map!r:.80} is not a mapping of tensors", place=str(path), hint=hint)
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or len(PurePosixPath(file).parts) != 1 or file in (".", ".."):
             raise InputError(

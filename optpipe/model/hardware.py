@@ -84,9 +84,7 @@ def gpus() -> dict[str, Any]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except subprocess.TimeoutExpired:
-        raise EnvironmentMissing(
-            "nvidia-smi did not answer within 30 s", hint="the driver hangs: reboot"
-        ) from None
+        raise EnvironmentMissing("nvidia-smi did not answer within 30 s", hint="the driver hangs: reboot") from None
     return parse_gpus(done.stdout) if done.returncode == 0 else {}
 
 
@@ -138,12 +136,8 @@ def from_file(path: Path) -> Hardware:
     values = read_file(path)
     base = values.pop("base", None)
     if base is not None and base not in MACHINES:
-        raise InputError(
-            f"base: {base!r} is not known", place=str(path), hint=did_you_mean(str(base), [*MACHINES])
-        )
-    start = (
-        {} if base is None else {key: getattr(MACHINES[base], key) for key in Hardware.__dataclass_fields__}
-    )
+        raise InputError(f"base: {base!r} is not known", place=str(path), hint=did_you_mean(str(base), [*MACHINES]))
+    start = {} if base is None else {key: getattr(MACHINES[base], key) for key in Hardware.__dataclass_fields__}
     defaults = {"name": path.stem, "cpu": "unknown", "instruction_set": "other"}
     merged = {**(start or defaults), **({"name": path.stem} if start else {}), **values}
     check_fields(merged, path)
@@ -163,13 +157,9 @@ def read_file(path: Path) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
-        raise InputError(
-            f"cannot be read: {first}", place=str(path), hint="YAML or JSON is expected"
-        ) from None
+        raise InputError(f"cannot be read: {first}", place=str(path), hint="YAML or JSON is expected") from None
     if not isinstance(values, dict):
-        raise InputError(
-            f"{values!r:.60} is not a mapping", place=str(path), hint="keys such as cores, memory_bytes"
-        )
+        raise InputError(f"{values!r:.60} is not a mapping", place=str(path), hint="keys such as cores, memory_bytes")
     return values
 
 
@@ -181,18 +171,12 @@ def check_fields(values: dict[str, Any], path: Path) -> None:
             raise InputError(f"{key}: no such key", place=str(path), hint=did_you_mean(key, [*fields]))
         number = fields[key] == "int"
         if number and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise InputError(
-                f"{key}: {value!r:.60} is not a whole number", place=str(path), hint="bytes, or a count"
-            )
+            raise InputError(f"{key}: {value!r:.60} is not a whole number", place=str(path), hint="bytes, or a count")
         if not number and not isinstance(value, str | None):
-            raise InputError(
-                f"{key}: {value!r:.60} is not a text", place=str(path), hint='put it in "quotes"'
-            )
+            raise InputError(f"{key}: {value!r:.60} is not a text", place=str(path), hint='put it in "quotes"')
     for key in ("cores", "memory_bytes"):
         if not values.get(key):
-            raise InputError(
-                f"{key} is missing", place=str(path), hint=f"add `{key}:`, or `base:` and a known machine"
-            )
+            raise InputError(f"{key} is missing", place=str(path), hint=f"add `{key}:`, or `base:` and a known machine")
 
 
 # ---------------------------------------------------------------- peaks

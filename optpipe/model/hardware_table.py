@@ -31,12 +31,8 @@ GPU_PEAKS: dict[str, Peaks] = {
     "V100": Peaks(900 * GB, 125 * T, 0, 0, "NVIDIA V100 data sheet; FP16, the V100 has no BF16"),
     "A100 40GB": Peaks(1555 * GB, 312 * T, 624 * T, 0, "NVIDIA A100 data sheet, SXM 40 GB"),
     "A100 80GB": Peaks(2039 * GB, 312 * T, 624 * T, 0, "NVIDIA A100 data sheet, SXM 80 GB"),
-    "H100": Peaks(
-        3350 * GB, 989 * T, 1979 * T, 1979 * T, "NVIDIA H100 data sheet, SXM, half of the sparse figures"
-    ),
-    "H200": Peaks(
-        4800 * GB, 989 * T, 1979 * T, 1979 * T, "NVIDIA H200 data sheet, SXM, half of the sparse figures"
-    ),
+    "H100": Peaks(3350 * GB, 989 * T, 1979 * T, 1979 * T, "NVIDIA H100 data sheet, SXM, half of the sparse figures"),
+    "H200": Peaks(4800 * GB, 989 * T, 1979 * T, 1979 * T, "NVIDIA H200 data sheet, SXM, half of the sparse figures"),
     "B200": Peaks(8000 * GB, 2250 * T, 4500 * T, 4500 * T, "NVIDIA DGX B200 data sheet, one of eight GPUs"),
     "RTX 3090": Peaks(936 * GB, 71 * T, 284 * T, 0, "NVIDIA GA102 white paper"),
     "RTX 4090": Peaks(1008 * GB, 165 * T, 661 * T, 661 * T, "NVIDIA Ada white paper"),

@@ -18,9 +18,7 @@ NOT_LINEAR = re.compile(
 )
 """Modules whose 2-D weight is no linear layer, or (routers of experts) one that nobody quantizes."""
 
-OTHER_PARTS = re.compile(
-    r"(^|\.)(\w*vision\w*|visual|\w*audio\w*|\w*projector|image_newline|talker|mtp)(\.|$)"
-)
+OTHER_PARTS = re.compile(r"(^|\.)(\w*vision\w*|visual|\w*audio\w*|\w*projector|image_newline|talker|mtp)(\.|$)")
 """The parts of a multimodal model that are not its text model."""
 
 EXPERTS = re.compile(r"(^|\.)(\w*experts|\w*moe)\.")
@@ -89,13 +87,7 @@ def weights_of(tensors: Iterable[TensorFact], bits: int | None, method: str, con
             continue
         module, kind = split_name(fact.name)
         shape = unpacked(fact, kind, bits, method)
-        if (
-            conv1d
-            and len(shape) == 2
-            and kind == "weight"
-            and not NOT_LINEAR.search(module)
-            and not is_head(module)
-        ):
+        if conv1d and len(shape) == 2 and kind == "weight" and not NOT_LINEAR.search(module) and not is_head(module):
             shape = (shape[1], shape[0])
         found.append(Weight(module, kind, shape, fact.nbytes, fact.dtype))
     return found

@@ -111,9 +111,7 @@ def measured_bits_per_weight(folder: Path, facts: ModelFacts, scheme: Json | Non
     held: dict[str, int] = {}
     for fact in tensors_of_folder(folder):
         module, kind = split_name(fact.name)
-        if not is_other_part(module) and (
-            kind.startswith("weight") or kind in OTHER_WEIGHTS
-        ):
+        if not is_other_part(module) and (kind.startswith("weight") or kind in OTHER_WEIGHTS):
             held[tail(module)] = held.get(tail(module), 0) + fact.nbytes
     linears = facts.linears if scheme is None else selected(facts, scheme)
     missing = [name for name, _, _ in linears if tail(name) not in held]

@@ -112,9 +112,7 @@ def layout_reasons(facts: ModelFacts, scheme: Json) -> Iterator[Reason]:
 def nearest_group(linears: Iterable[Linear], group: int) -> int:
     """The largest group that divides every layer and has kernels, else any that does; -1 is per channel."""
     common = gcd(*(inputs for _, _, inputs in linears))
-    fitting = [
-        size for size in (*KERNEL_GROUPS, *range(common, 7, -1)) if size <= group and common % size == 0
-    ]
+    fitting = [size for size in (*KERNEL_GROUPS, *range(common, 7, -1)) if size <= group and common % size == 0]
     return next((size for size in fitting if size % 8 == 0), -1)
 
 
@@ -124,9 +122,7 @@ def fused_reasons(names: Sequence[str], chosen: set[str]) -> Iterator[Reason]:
     for name in names:
         if key := fused_key(name):
             together.setdefault(key, []).append(name)
-    split = {
-        key: members for key, members in together.items() if 0 < len(chosen & set(members)) < len(members)
-    }
+    split = {key: members for key, members in together.items() if 0 < len(chosen & set(members)) < len(members)}
     if split:
         members = next(iter(split.values()))
         kept = [name for name in members if name not in chosen]
@@ -159,9 +155,7 @@ def attention_reasons(facts: ModelFacts, hardware: Hardware) -> Iterator[Reason]
         yield Reason(f"vLLM on CPU has no attention for heads of {facts.head_dim}; it has {sizes}", "a GPU")
 
 
-def kernel_reasons(
-    facts: ModelFacts, scheme: Json, target: Mapping[str, Any], hardware: Hardware
-) -> Iterator[Reason]:
+def kernel_reasons(facts: ModelFacts, scheme: Json, target: Mapping[str, Any], hardware: Hardware) -> Iterator[Reason]:
     """Sizes that the engine's kernel for this scheme does not take."""
     if target.get("engine") == "vllm":
         for layout, linears in parts(facts, scheme):
@@ -180,17 +174,13 @@ def vllm_kernel_reasons(layout: Layout, linears: Sequence[Linear], hardware: Har
         return
     if hardware.gpus == 0 and layout.bits == 4:
         bad = [
-            f"{name} ({out} x {inputs})"
-            for name, out, inputs in fused(linears)
-            if out % CPU_STEP or inputs % CPU_STEP
+            f"{name} ({out} x {inputs})" for name, out, inputs in fused(linears) if out % CPU_STEP or inputs % CPU_STEP
         ]
         if bad:
             text = f"vLLM's 4-bit kernel on CPU needs sizes that are multiples of {CPU_STEP}: {some(bad)}"
             yield Reason(text, "method: int8")
     elif hardware.gpus and layout.group and layout.group not in KERNEL_GROUPS:
-        text = (
-            f"vLLM has no kernel for group_size {layout.group} on {hardware.gpu}; it has 32, 64, 128 and -1"
-        )
+        text = f"vLLM has no kernel for group_size {layout.group} on {hardware.gpu}; it has 32, 64, 128 and -1"
         yield Reason(text, f"group_size: {nearest_group(linears, 128)}")
 
 

@@ -49,9 +49,7 @@ def decode_bound(
     return Estimated(min(by_bytes, by_operations), "tokens/s", how)
 
 
-def prefill_bound(
-    facts: ModelFacts, scheme: Json | None, hardware: Hardware, tokens: int
-) -> Estimated | None:
+def prefill_bound(facts: ModelFacts, scheme: Json | None, hardware: Hardware, tokens: int) -> Estimated | None:
     """Milliseconds at least until a prompt of `tokens` tokens is read: the floor of TTFT."""
     peak = peaks(hardware)
     if peak is None:

@@ -52,9 +52,7 @@ def _changed(folder: Path, name: str, cache: Path) -> str | None:
     noted = read_json(folder / DIGESTS)
     memo = DigestMemo(cache / "digests.sqlite")
     files = [name] if (folder / name).is_file() else [n for n in noted if n.startswith(f"{name}/")]
-    return next(
-        (n for n in files if not (folder / n).is_file() or memo.file(folder / n) != noted.get(n)), None
-    )
+    return next((n for n in files if not (folder / n).is_file() or memo.file(folder / n) != noted.get(n)), None)
 
 
 def _near(folder: Path, name: str) -> str:

@@ -71,8 +71,8 @@ def check(
 
 def versions_of(engine: str, hardware: Hardware) -> dict[str, str]:
     """The versions that optpipe installs."""
-    names = ("vllm", "torchvision") if engine == "vllm" else ()
-    found = {name: locked_version("vllm", name, cuda=bool(hardware.gpus)) for name in names}
+    packages = {"vllm": ("vllm", "torchvision"), "onnxruntime": ("onnxruntime-genai",)}
+    found = {name: locked_version(engine, name, cuda=bool(hardware.gpus)) for name in packages.get(engine, ())}
     return {name: version for name, version in found.items() if version}
 
 

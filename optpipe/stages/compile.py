@@ -68,9 +68,7 @@ def sized(run: Run, done: JobResult) -> Json:
     return {"bytes": folder_bytes(run.executor.present(done.files).path)}
 
 
-def as_it_is(
-    candidate: Candidate, by: tuple[str, str, str], wanted: Compiling, checkpoint: Checkpoint
-) -> Compiled:
+def as_it_is(candidate: Candidate, by: tuple[str, str, str], wanted: Compiling, checkpoint: Checkpoint) -> Compiled:
     """The record of a target that builds nothing. `by`: engine, its version, its toolchain."""
     engine, version, toolchain = by
     return Compiled(

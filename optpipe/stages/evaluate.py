@@ -91,9 +91,7 @@ class Scorer:
             Job(kind, title, toolchain, options, inputs, needs=needs, threads=self.recipe.threads)
         )
 
-    def pairs(
-        self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int
-    ) -> Iterator[Pair]:
+    def pairs(self, one: Scored, other: Scored, texts: tuple[str, ...], first: int, rows: int) -> Iterator[Pair]:
         """Both models on units [first, first + rows) of each text, or as many of them as it has."""
         for together, units in self.shares(texts, first, rows):
             done = [self.score(model, together, first, units) for model in (one, other)]

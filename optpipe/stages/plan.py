@@ -31,7 +31,12 @@ from optpipe.toolchains.found import Release
 from optpipe.toolchains.managed import ROLES
 from optpipe.toolchains.versions import locked_version
 
-VERSIONS = (("vllm", "vllm"), ("vllm", "torchvision"), ("quantize", "transformers"))
+VERSIONS = (
+    ("vllm", "vllm"),
+    ("vllm", "torchvision"),
+    ("quantize", "transformers"),
+    ("onnxruntime", "onnxruntime-genai"),
+)
 """Toolchain and package whose versions the compatibility checks ask for."""
 Releases = Mapping[str, Release]
 NONE: Releases = MappingProxyType({})
@@ -113,9 +118,7 @@ def case_of(
     return Case(facts, candidate.scheme, candidate.engine, hardware, versions, calibrated, own_code)
 
 
-def explain(
-    recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str, releases: Releases = NONE
-) -> Explained:
+def explain(recipe: Recipe, facts: ModelFacts, hardware: Hardware, name: str, releases: Releases = NONE) -> Explained:
     """Every check that is made for one candidate; InputError for a name that the recipe does not make."""
     check_against_model(recipe, facts)
     candidates = {candidate.name: candidate for candidate in expand(recipe)}

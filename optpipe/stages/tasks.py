@@ -207,9 +207,7 @@ def with_tasks(evaluation: Evaluation, record: Json, base: Evaluation | None, ga
     theirs = {task.task: task for task in base.tasks} if base else {}
     found = tuple(quality(name, value, theirs.get(name)) for name, value in record["tasks"].items())
     if "transformers" in record:
-        told["transformers"] = {
-            name: agreement(record["tasks"][name], v) for name, v in record["transformers"].items()
-        }
+        told["transformers"] = {name: agreement(record["tasks"][name], v) for name, v in record["transformers"].items()}
     checks = evaluation.checks
     status = evaluation.status
     if gate is not None:
@@ -263,9 +261,7 @@ def agreement(engine: Json, transformers: Json) -> Json:
     return {**found, "mean_abs": sum(off) / len(off), "max_abs": max(off)}
 
 
-def drop_check(
-    found: Sequence[TaskQuality], base: Evaluation | None, allowed: float, failures: Sequence[str]
-) -> Check:
+def drop_check(found: Sequence[TaskQuality], base: Evaluation | None, allowed: float, failures: Sequence[str]) -> Check:
     """The gate on the mean of the tasks' differences; open where a task of one side is not scored."""
     name = "accuracy on tasks"
     theirs = {task.task: task for task in base.tasks} if base else {}

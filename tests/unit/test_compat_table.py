@@ -143,6 +143,7 @@ def test_the_lists_are_of_the_versions_that_are_installed() -> None:
     for cuda in (False, True):
         assert locked_version("quantize", "transformers", cuda=cuda) == architectures.known()["transformers"]
     assert locked_version("vllm", "vllm", cuda=False) == architectures.known()["vllm"]
+    assert locked_version("onnxruntime", "onnxruntime-genai", cuda=False) == architectures.known()["onnxruntime"]
 
 
 VERSIONS = {"vllm": "0.32.0", "transformers": "5.17.0"}
@@ -168,6 +169,25 @@ def test_an_architecture_that_no_library_knows_is_refused(
     no = [one for one in findings(case) if one.outcome == "no"]
     assert len(no) == against and all(architecture in one.reason and one.nearest for one in no)
     assert all(one.outcome == "ok" for one in findings(replace(case, own_code=True)))
+    assert all(one.outcome == "ok" for one in findings(replace(case, versions={}))), "one's own environment may know it"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "against"),
+    [
+        ("LlamaForCausalLM", 0),
+        ("GptOssForCausalLM", 0),
+        ("GraniteMoeForCausalLM", 1),
+        ("Llama4ForConditionalGeneration", 1),
+    ],
+)
+def test_an_architecture_that_the_onnx_model_builder_does_not_know_is_refused(
+    facts: ModelFacts, architecture: str, against: int
+) -> None:
+    target = {"engine": "onnxruntime", "precision": "int8"}
+    case = Case(replace(facts, architecture=architecture), None, target, CPU, {"onnxruntime-genai": "0.18.0"})
+    no = [one for one in findings(case) if one.outcome == "no"]
+    assert len(no) == against and all(architecture in one.reason and one.nearest for one in no)
     assert all(one.outcome == "ok" for one in findings(replace(case, versions={}))), "one's own environment may know it"
 
 

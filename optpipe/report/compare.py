@@ -225,13 +225,18 @@ def sentence(found: Comparison) -> str:
     """What differs, in one sentence."""
     told = []
     for outcome in ("better", "worse", "no difference seen", "the same", "not compared"):
-        names = [line.figure for line in found.lines if line.outcome == outcome]
+        names = [in_words(line) for line in found.lines if line.outcome == outcome]
         if names:
             told.append(f"{outcome}: {', '.join(names)}")
     if apart := [line for line in found.lines if line.outcome == "told only" and line.change]:
-        told.append(f"apart, at different times: {', '.join(x.figure + ' ' + change_told(x.change) for x in apart)}")
+        told.append(f"apart, at different times: {', '.join(in_words(x) + ' ' + change_told(x.change) for x in apart)}")
     tested = f" (under test: {found.changed})" if found.changed else ""
     return f"B against A{tested}: {'; '.join(told) or 'nothing to compare'}."
+
+
+def in_words(line: Line) -> str:
+    """A figure's name where several stand in one list."""
+    return line.figure.replace(", ", " on ")
 
 
 def markdown(found: Comparison) -> str:

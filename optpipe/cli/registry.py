@@ -42,6 +42,8 @@ def opened(where: str | None, policy: Policy | None = None) -> Iterator[Registry
         hint = f"leave it out for {default}; is a variable empty?"
         raise InputError("names nothing", place="--registry", hint=hint)
     if where and registries.missing_folder(where):
+        if Path(where).exists():
+            raise InputError("is a file, not a folder", place=f"--registry {where}", hint=f"the default is {default}")
         hint = f"`mkdir -p {shlex.quote(where)}` makes a new registry; the default is {default}"
         raise InputError("there is no such folder", place=f"--registry {where}", hint=hint)
     with Talk() as talk:

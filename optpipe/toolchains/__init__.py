@@ -91,21 +91,28 @@ def get(name: str, settings: Mapping[str, Kind] | None = None, say: Say = silent
 
     Raises EnvironmentMissing where it cannot be had, InputError for an image without a digest.
     """
-    chosen = (settings or {}).get(name) or (settings or {}).get(_role(name)) or Managed()
+    given = settings or {}
+    key = next((key for key in (name, _role(name), _lock(name)) if key in given), name)
+    chosen: Kind = given.get(key, Managed())
     if isinstance(chosen, Interpreter):
-        return _interpreter(name, chosen)
+        return _interpreter(name, chosen, key)
     if isinstance(chosen, Image):
-        return _image(name, chosen)
+        return _image(name, chosen, key)
     if isinstance(chosen, Endpoint):
         fingerprint = digest_json({"endpoint": chosen.url})
         return Toolchain(name, "endpoint", (), {}, fingerprint, origin=chosen.url, url=chosen.url)
     if name in ON_PATH:
-        return _interpreter(name, Interpreter(_python_of(name, ON_PATH[name])))
+        return _interpreter(name, Interpreter(_python_of(name, ON_PATH[name])), name)
     return _core() if name == CORE else _managed(name, chosen, say)
 
 
 def _role(name: str) -> str:
     return next((role for role, locks in managed.ROLES.items() if name in locks.values()), name)
+
+
+def _lock(name: str) -> str:
+    """The lock that answers for a role on this machine: a recipe may name a toolchain by it."""
+    return managed.ROLES[name][managed.accelerator()] if name in managed.ROLES else name
 
 
 def environment_of(name: str) -> dict[str, str]:
@@ -136,8 +143,8 @@ def _managed(name: str, chosen: Managed, say: Say) -> Toolchain:
     return Toolchain(name, "managed", python, env, found.fingerprint, found.versions, origin, lock=lock.file)
 
 
-def _interpreter(name: str, chosen: Interpreter) -> Toolchain:
-    place = f"toolchains.{name}.python"
+def _interpreter(name: str, chosen: Interpreter, key: str) -> Toolchain:
+    place = f"toolchains.{key}.python"
     python = Path(chosen.python).expanduser().absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise EnvironmentMissing(
@@ -165,12 +172,12 @@ def _python_of(name: str, command: str) -> str:
     return shutil.which(python) or python
 
 
-def _image(name: str, chosen: Image) -> Toolchain:
+def _image(name: str, chosen: Image, key: str) -> Toolchain:
     digest = _image_digest(chosen)
     if digest is None:
         raise InputError(
             f"{' '.join(chosen.command)!r} names no image by digest, so it could be another one tomorrow",
-            place=f"toolchains.{name}.command",
+            place=f"toolchains.{key}.command",
             hint="write image@sha256:...; `docker inspect --format '{{.RepoDigests}}' IMAGE` shows it",
         )
     python = (*chosen.command, chosen.python)

@@ -61,6 +61,16 @@ def test_settings_for_a_role_hold_for_its_locks() -> None:
     assert toolchains.get("vllm-cpu", {"vllm": Interpreter(sys.executable)}).kind == "interpreter"
 
 
+def test_settings_for_a_lock_hold_for_the_role_that_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert toolchains.get("quantize", {"quantize-cpu": Interpreter(sys.executable)}).origin == sys.executable
+    given = {"quantize-cpu": Interpreter("/nowhere"), "quantize": Interpreter(sys.executable)}
+    assert toolchains.get("quantize", given).origin == sys.executable, "the role's own entry comes first"
+    with pytest.raises(EnvironmentMissing) as caught:
+        toolchains.get("quantize", {"quantize-cpu": Interpreter("/nowhere")})
+    assert caught.value.place == "toolchains.quantize-cpu.python"
+
+
 def test_interpreter_that_is_not_there_names_the_recipes_key(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match=r"toolchains\.vllm\.python: .*/nowhere/python"):
         toolchains.get("vllm", {"vllm": Interpreter(str(tmp_path / "nowhere" / "python"))})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from optpipe import drift
-from tests.models import tiny_llama
+from tests.models import tiny_llama, write_tokenizer
 from tests.real.bodies import in_quantize, run_body
 
 pytestmark = pytest.mark.real
@@ -93,12 +93,15 @@ def test_padding_changes_nothing(cut3: Path, text: Path, tmp_path: Path) -> None
     assert record["units"][0]["nll"] == pytest.approx(units[shortest]["nll"], rel=1e-3)
 
 
-def test_models_with_different_tokenizers_are_scored_on_the_same_bytes(cut3: Path, text: Path, tmp_path: Path) -> None:
+def test_models_with_different_tokenizers_are_scored_on_the_same_bytes(
+    smollm2: Path, text: Path, tmp_path: Path
+) -> None:
     bytewise = tiny_llama(tmp_path / "bytewise")
-    pieces, units = scored(tmp_path / "a", cut3, text)
+    write_tokenizer(bytewise, 3 + 256)  # without merges
+    pieces, units = scored(tmp_path / "a", smollm2, text)
     others, more = scored(tmp_path / "b", bytewise, text)
     assert pieces["text_sha256"] == others["text_sha256"] and pieces["bytes"] == others["bytes"]
     assert sum(unit["tokens"] for unit in more) == sum(others["bytes"]), "a token for each byte"
     assert sum(unit["tokens"] for unit in units) < sum(pieces["bytes"]) / 2
     real, random = (drift.bits_per_byte(found, pieces["bytes"]) for found in (units, more))
-    assert 0.3 < real < 6 < random < 12, "three layers know English better than random weights do"
+    assert 0.3 < real < 3 and 6 < random < 12, "a model knows English, and random weights know no bytes"

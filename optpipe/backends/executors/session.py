@@ -73,7 +73,7 @@ class EngineSession:
 
     @property
     def starts(self) -> tuple[Start, ...]:
-        """How the engines started that this session's jobs ran against, kept ones too, where they compile then."""
+        """How the engines started that its jobs ran against, kept ones too, where they compile then."""
         return tuple(self._starts.values())
 
     def key(self, job: Job) -> str:
